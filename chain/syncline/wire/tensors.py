@@ -1,0 +1,120 @@
+"""The tensor table: names, dtypes, shapes, split axes and ties of a view.
+
+A table is one content-addressed object that every version with the same tensors shares, so a manifest stays small. Tensors are sorted
+by name; a tensor's place in that order is its index everywhere else in the format.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import prod
+from typing import Annotated, ClassVar, Literal, Self
+
+from blake3 import blake3
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from syncline.wire import dtypes
+from syncline.wire.limits import ALIASES_MAX, DIMENSION_MAX, FORMAT, MANIFEST_MAX_BYTES, TENSOR_DIMS_MAX, TENSOR_NAME_MAX_BYTES, TENSORS_MAX
+from syncline.wire.records import ObjectRef, Part, Record
+from syncline.wire.tiling import FrameGrid, Tiling, grid
+
+
+def _short(name: str) -> str:
+    if not name or len(name.encode("utf-8")) > TENSOR_NAME_MAX_BYTES or "\0" in name:
+        raise ValueError(f"a tensor name has 1 to {TENSOR_NAME_MAX_BYTES} bytes and no NUL")
+    return name
+
+
+TensorName = Annotated[str, StringConstraints(min_length=1), AfterValidator(_short)]
+Dimension = Annotated[int, Field(ge=0, le=DIMENSION_MAX)]
+
+
+class TensorSpec(Part):
+    """One stored tensor, with the names that are tied to it."""
+
+    name: TensorName
+    dtype: str
+    shape: Annotated[list[Dimension], Field(max_length=TENSOR_DIMS_MAX)]
+    """In elements."""
+    axis: Annotated[int, Field(ge=0, lt=TENSOR_DIMS_MAX)]
+    """Split axis; 0 for a 0-d tensor."""
+    aliases: Annotated[list[TensorName], Field(max_length=ALIASES_MAX)] = []
+    """Other names of the same storage, sorted; they are in no digest and no frame of their own."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.dtype not in dtypes.DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is unknown")
+        if self.axis >= max(1, len(self.shape)):
+            raise ValueError(f"axis {self.axis} is not one of {len(self.shape)} dimensions")
+        if dtypes.units(self.dtype, self.shape) > DIMENSION_MAX:
+            raise ValueError("too many units")
+        return self
+
+    @property
+    def units(self) -> int:
+        return dtypes.units(self.dtype, self.shape)
+
+    @property
+    def unit_bytes(self) -> int:
+        return dtypes.dtype(self.dtype).unit_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self.units * self.unit_bytes
+
+    def grid(self, tiling: Tiling) -> FrameGrid:
+        """How the tensor is cut. A packed tensor whose rows are not whole bytes is one flat row and is cut along it."""
+        shape = dtypes.unit_shape(self.dtype, self.shape)
+        axis = self.axis if len(shape) == max(1, len(self.shape)) else 0
+        return grid(shape, axis, tiling)
+
+
+class TensorTable(Record):
+    """All tensors of a view, sorted by name (code points)."""
+
+    max_bytes: ClassVar[int] = MANIFEST_MAX_BYTES
+    format: Literal["syncline/1"] = FORMAT
+    kind: Literal["tensors"] = "tensors"
+    tensors: Annotated[list[TensorSpec], Field(max_length=TENSORS_MAX)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [t.name for t in self.tensors]
+        if names != sorted(set(names)):
+            raise ValueError("tensors must be sorted by name, each once")
+        every = names + [a for t in self.tensors for a in t.aliases]
+        if len(every) != len(set(every)):
+            raise ValueError("an alias repeats another name")
+        if any(t.aliases != sorted(t.aliases) for t in self.tensors):
+            raise ValueError("aliases must be sorted")
+        return self
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Index of a tensor by its name or by an alias."""
+        return {n: i for i, t in enumerate(self.tensors) for n in (t.name, *t.aliases)}
+
+    @property
+    def units(self) -> int:
+        return sum(t.units for t in self.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.size_bytes for t in self.tensors)
+
+    def ref(self) -> ObjectRef:
+        """Where the table is stored."""
+        data = self.encode()
+        return ObjectRef(blake3=blake3(data).hexdigest(), size=len(data))
+
+
+COLUMN_SPLIT = ("o_proj.weight", "down_proj.weight", "out_proj.weight", "dense_4h_to_h.weight", "w2.weight")
+"""Endings of names that tensor parallelism cuts by columns; every other tensor is cut by rows."""
+
+
+def split_axis(name: str, shape: list[int], column_split: tuple[str, ...] = COLUMN_SPLIT) -> int:
+    """Default split axis: the last dimension for names that end as `column_split` says, else the first."""
+    if len(shape) >= 2 and prod(shape) > 0 and name.endswith(column_split):
+        return len(shape) - 1
+    return 0
