@@ -1,0 +1,78 @@
+# Every target makes its own environment: `make demo` or `make test` may be the first command typed in a fresh clone.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+TORCH_VERSION ?= 2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The first Python that is new enough. Each candidate is run, not only looked up: a version manager's shim may exist and still fail.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# Named after what it was made from: another lock or another pyproject means another installation.
+STAMP := $(VENV)/installed-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
+
+CHECKED := $(wildcard chain operator distributor agent cli tests bench examples)
+
+.PHONY: help venv demo test lint format pytest bench check-format lock clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
+	@echo
+	@echo "  PYTHON=…       the Python (>= 3.11) that makes the environment"
+	@echo "  TORCH_INDEX=…  package index to take torch from (a CUDA or CPU build)"
+	@echo "  STORE=s3       demo through a SeaweedFS that the demo starts"
+	@echo "  ARGS=…         more arguments for pytest"
+
+venv: $(STAMP)  ## make .venv with the pinned dependencies and an editable install
+
+# torch comes first and by pip alone: uv never resolves it, so the build that the user chose stays.
+$(STAMP): requirements.lock pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then echo "Syncline needs Python >= 3.11; none of python3.13, python3.12, python3.11, python3 is. Set PYTHON=/path/to/python." >&2; exit 1; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Syncline needs Python >= 3.11, and PYTHON=$(PYTHON) is not." >&2; exit 1; }
+	@[ -x $(BIN)/pip ] || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+demo: venv  ## a real RL loop on this machine: trainer, store, agents, engines, and the proof
+	@$(BIN)/syncline demo $(if $(STORE),--store $(STORE))
+
+test: venv  ## everything that must be green: lint, types, import contracts, tests
+	@lint=0; tests=0; \
+	$(MAKE) --no-print-directory lint || lint=$$?; \
+	$(MAKE) --no-print-directory pytest || tests=$$?; \
+	if [ $$lint = 0 ] && [ $$tests = 0 ]; then echo "green"; else echo "red: lint $$lint, tests $$tests"; exit 1; fi
+
+lint: venv  ## ruff, pyright, import-linter
+	@$(BIN)/ruff check --quiet $(CHECKED)
+	@$(BIN)/ruff format --quiet --check $(CHECKED)
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/lint-imports --no-cache
+
+format: venv  ## let ruff write the code's form
+	@$(BIN)/ruff check --quiet --fix $(CHECKED)
+	@$(BIN)/ruff format --quiet $(CHECKED)
+
+pytest: venv
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: venv  ## every figure with its floor beside it
+	@$(BIN)/python -m bench $(ARGS)
+
+check-format: venv  ## the independent reader and the golden files of the wire format
+	@$(BIN)/python -m pytest tests/format $(ARGS)
+
+lock: venv  ## write requirements.lock from this environment
+	@{ grep '^#' requirements.lock; $(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable \
+		| grep -viE '^(torch|triton|setuptools|pip|nvidia-.*|cuda-.*)([=@ ]|$$)'; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
