@@ -89,7 +89,7 @@ def grid(shape_units: Sequence[int], axis: int, tiling: Tiling) -> FrameGrid:
         return FrameGrid(outer, along, inner, 0, 1)
     row = outer * inner
     if row > tiling.max_units:
-        return FrameGrid(outer, along, inner, along, -(-row // tiling.max_units))
+        return FrameGrid(outer, along, inner, along, -(-inner // (tiling.max_units // outer)))
     ways = tiling.ways
     while ways > 1 and (ways > along or total // ways < tiling.min_units):
         ways //= 2
