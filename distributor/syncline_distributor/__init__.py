@@ -1,1 +1,1 @@
-"""The trainer's side: publishes versions and keeps their chain (anchors, skip deltas, retention). It knows no engine."""
+"""The trainer's side: publishes versions and keeps their chain (anchors, skip deltas, retention). No engine here."""

@@ -1,1 +1,1 @@
-"""Fakes, conformance suites and real data that every test, benchmark and the demo share. Nothing in the library imports this."""
+"""Fakes, conformance suites and real data shared by tests, benchmarks and the demo; the library never imports it."""
