@@ -1,0 +1,59 @@
+"""Documents that cannot rot: every path and every make target that they name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST_PARTS = (
+    "chain|distributor|agent|operator|cli|crds|helm|examples|docs|bench|tests|"
+    r"\.ci|README\.md|Makefile|CONTRIBUTING\.md|CHANGELOG\.md|LICENSE|pyproject\.toml|requirements\.lock"
+)
+PATH = re.compile(rf"(?:{FIRST_PARTS})(?:/[\w.\-*/]*)?")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+CODE = re.compile(r"`([^`\n]+)`")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
+
+
+def documents() -> list[Path]:
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    found += sorted((ROOT / "docs").rglob("*.md"))
+    for name in ("chain", "distributor", "agent", "operator", "cli", "examples", "bench"):
+        found += sorted((ROOT / name).rglob("*.md"))
+    return found
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", documents(), ids=named)
+def test_every_path_that_a_document_names_exists(document: Path) -> None:
+    prose = FENCE.sub("", document.read_text(encoding="utf-8"))
+    paths = [text for text in CODE.findall(prose) if PATH.fullmatch(text)]
+    assert [] == [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
+
+
+@pytest.mark.parametrize("document", documents(), ids=named)
+def test_every_link_between_documents_leads_somewhere(document: Path) -> None:
+    prose = CODE.sub("", FENCE.sub("", document.read_text(encoding="utf-8")))
+    links = [link for link in LINK.findall(prose) if "://" not in link]
+    assert [] == [link for link in links if not (document.parent / link).exists()]
+
+
+@pytest.mark.parametrize("document", documents(), ids=named)
+def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    code = "\n".join(CODE.findall(FENCE.sub("", text)) + FENCE.findall(text))
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert [] == [target for target in MAKE.findall(code) if target not in targets]
+
+
+def test_the_glossary_defines_each_word_once() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(words) >= 15
+    assert sorted(set(words)) == sorted(words)
