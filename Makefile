@@ -49,11 +49,13 @@ test: venv  ## everything that must be green: lint, types, import contracts, tes
 	$(MAKE) --no-print-directory pytest || tests=$$?; \
 	if [ $$lint = 0 ] && [ $$tests = 0 ]; then echo "green"; else echo "red: lint $$lint, tests $$tests"; exit 1; fi
 
-lint: venv  ## ruff, pyright, import-linter
-	@$(BIN)/ruff check --quiet $(CHECKED)
-	@$(BIN)/ruff format --quiet --check $(CHECKED)
-	@$(BIN)/pyright --pythonpath $(BIN)/python
-	@$(BIN)/lint-imports --no-cache
+lint: venv  ## ruff, pyright, import-linter: each runs, whatever the others found
+	@red=0; \
+	$(BIN)/ruff check --quiet $(CHECKED) || red=1; \
+	$(BIN)/ruff format --quiet --check $(CHECKED) || red=1; \
+	$(BIN)/pyright --pythonpath $(BIN)/python || red=1; \
+	$(BIN)/lint-imports --no-cache || red=1; \
+	exit $$red
 
 format: venv  ## let ruff write the code's form
 	@$(BIN)/ruff check --quiet --fix $(CHECKED)
