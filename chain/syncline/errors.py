@@ -5,6 +5,8 @@
     │   ├── StoreUnavailable     the store is down, slow, throttles or refuses for now
     │   ├── HeadMoved            a compare-and-put lost; read again and decide again
     │   ├── SourceNotReady       a checkpoint folder is still being written
+    │   ├── CheckpointBusy       another process reads or writes the checkpoint on disk
+    │   ├── DiskFull             this machine's disk has no room for what must be written
     │   └── EngineUnavailable    no arm is connected, or it went away before its first write
     ├── Corrupt              never use these bytes; fetch them again or from elsewhere
     │   ├── FormatInvalid        bytes that are not the wire format (truncated, out of bounds, unknown version)
@@ -54,6 +56,14 @@ class HeadMoved(Retryable):
 
 class SourceNotReady(Retryable):
     """A checkpoint is not complete yet."""
+
+
+class CheckpointBusy(Retryable):
+    """Another process holds the lock of a checkpoint on disk."""
+
+
+class DiskFull(Retryable):
+    """This machine's disk has no room for what must be written."""
 
 
 class EngineUnavailable(Retryable):
