@@ -1,11 +1,11 @@
 """The port that every store adapter and every wrapper implements.
 
-A store maps keys to immutable-or-versioned byte objects and is the only source of truth of Syncline. The port is synchronous and
-thread-safe: callers run it from thread pools, adapters parallelise large transfers themselves. Keys are relative to the store's root
-(bucket + prefix); `store.keys` is the only module that spells them.
+A store maps keys to immutable-or-versioned byte objects and is the only source of truth of Syncline. The port is
+synchronous and thread-safe: callers run it from thread pools, adapters parallelise large transfers themselves. Keys are
+relative to the store's root (bucket + prefix); `store.keys` is the only module that spells them.
 
-Errors, all from `syncline.errors`: NotFound, AlreadyExists, HeadMoved, StoreUnavailable (retryable), StoreDenied, StoreMisused.
-An adapter never retries by itself; `RetryingStore` does.
+Errors, all from `syncline.errors`: NotFound, AlreadyExists, HeadMoved, StoreUnavailable (retryable), StoreDenied,
+StoreMisused. An adapter never retries by itself; `RetryingStore` does.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class WeightStore(Protocol):
         ...
 
     def get(self, key: str, *, max_bytes: int, if_none_match: str | None = None) -> Fetched | None:
-        """Read a small object whole. None when `if_none_match` equals its etag. StoreMisused when it is larger than `max_bytes`
-        (nothing beyond that is read). NotFound when it is not there."""
+        """Read a small object whole. None when `if_none_match` equals its etag. StoreMisused when it is larger than
+        `max_bytes` (nothing beyond that is read). NotFound when it is not there."""
         ...
 
     def get_range_into(self, key: str, offset: int, buffer: Buffer) -> None:
-        """Fill all of the writable `buffer` with the object's bytes from `offset`. StoreMisused when the object ends before; the
-        buffer's content is then undefined."""
+        """Fill all of the writable `buffer` with the object's bytes from `offset`. StoreMisused when the object ends
+        before; the buffer's content is then undefined."""
         ...
 
     def put_if_absent(self, key: str, data: Buffer) -> str:
@@ -66,7 +66,8 @@ class WeightStore(Protocol):
         ...
 
     def compare_and_put(self, key: str, data: Buffer, *, etag: str | None) -> str:
-        """Replace the object whose etag is `etag`, or create it when `etag` is None. HeadMoved when that is no longer so."""
+        """Replace the object whose etag is `etag`, or create it when `etag` is None. HeadMoved when that is no longer
+        so."""
         ...
 
     def put(self, key: str, data: Buffer) -> str:
@@ -74,7 +75,11 @@ class WeightStore(Protocol):
         ...
 
     def put_large(self, key: str, source: Path | Buffer) -> str:
-        """Create a large object in parallel parts; AlreadyExists when the key is taken. Bounded memory."""
+        """Create a large object in parallel parts; AlreadyExists when the key is taken. Bounded memory.
+
+        The object appears whole or not at all. Use keys that no two writers share (a nonce, or the content's hash): some
+        S3 services check the condition of a multipart completion before they act on it, and then several racing writers
+        of one key are told that they won, and one's bytes stay."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
@@ -82,7 +87,8 @@ class WeightStore(Protocol):
         ...
 
     def list_after(self, prefix: str, *, after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts (by UTF-8 bytes) after `after`, in key order; at most `limit`."""
+        """Objects whose key starts with `prefix` and sorts (by UTF-8 bytes) after `after`, in key order; at most
+        `limit`."""
         ...
 
     def delete(self, key: str) -> None:

@@ -1,0 +1,93 @@
+"""Which bucket, where, and by which key pair: parsed once at the edge from a url and an environment.
+
+A url never holds a credential, so it may stand in logs, records and messages. Keys come from the environment only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from syncline.errors import StoreDenied, StoreMisused
+from syncline.store.bounds import checked_key
+
+DEFAULT_REGION = "us-east-1"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_HOST = re.compile(r"[A-Za-z0-9.\-\[\]:]+")
+_PREFIX_MAX = 120
+
+
+@dataclass(frozen=True, slots=True)
+class S3Location:
+    """A prefix of a bucket at an endpoint."""
+
+    bucket: str
+    prefix: str
+    host: str
+    secure: bool
+    region: str
+
+    @property
+    def url(self) -> str:
+        """The url that leads here again."""
+        scheme = "https" if self.secure else "http"
+        path = f"{self.bucket}/{self.prefix}" if self.prefix else self.bucket
+        return f"s3://{path}?endpoint={quote(f'{scheme}://{self.host}', safe=':/')}&region={self.region}"
+
+    @classmethod
+    def parse(cls, url: str, environ: Mapping[str, str]) -> S3Location:
+        """From `s3://bucket/prefix?endpoint=…&region=…`; what the url leaves out comes from AWS's own variables or its
+        public service."""
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            raise StoreMisused(
+                "the store's url holds a credential; take it out and put the key pair into the environment, "
+                "SYNCLINE_S3_ACCESS_KEY and SYNCLINE_S3_SECRET_KEY"
+            )
+        options = dict(parse_qsl(parts.query))
+        if unknown := options.keys() - {"endpoint", "region"}:
+            raise StoreMisused(f"{url}: unknown option {sorted(unknown)[0]!r}; known are endpoint and region")
+        if not _BUCKET.fullmatch(parts.netloc):
+            raise StoreMisused(f"{url}: {parts.netloc!r} is not a bucket name; write s3://bucket/prefix")
+        prefix = parts.path.strip("/")
+        if prefix and len(checked_key(prefix)) > _PREFIX_MAX:
+            raise StoreMisused(f"{url}: the prefix is longer than {_PREFIX_MAX} characters")
+        region = (
+            options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or DEFAULT_REGION
+        )
+        endpoint = (
+            options.get("endpoint")
+            or environ.get("AWS_ENDPOINT_URL_S3")
+            or environ.get("AWS_ENDPOINT_URL")
+            or f"https://s3.{region}.amazonaws.com"
+        )
+        where = urlsplit(endpoint)
+        if where.scheme not in ("http", "https") or not _HOST.fullmatch(where.netloc) or where.path.strip("/"):
+            raise StoreMisused(f"{url}: the endpoint must be http://host:port or https://host:port")
+        return cls(parts.netloc, prefix, where.netloc, where.scheme == "https", region)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Credentials:
+    """A key pair; its secret parts are never shown."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> S3Credentials:
+        """Syncline's own variables first, then AWS's; StoreDenied when there are none."""
+        for names in (
+            ("SYNCLINE_S3_ACCESS_KEY", "SYNCLINE_S3_SECRET_KEY", "SYNCLINE_S3_SESSION_TOKEN"),
+            ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        ):
+            access, secret, token = (environ.get(name) for name in names)
+            if access and secret:
+                return cls(access, secret, token or None)
+        raise StoreDenied(
+            "no key pair for S3: set SYNCLINE_S3_ACCESS_KEY and SYNCLINE_S3_SECRET_KEY "
+            "(or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        )
