@@ -1,0 +1,34 @@
+"""`raw`: all new units of the frame, little-endian. For dense changes; needs no base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncline.codecs.base import FrameChange, Units
+from syncline.errors import FrameCorrupt
+from syncline.wire.limits import CODEC_RAW
+
+
+@dataclass(frozen=True, slots=True)
+class RawCodec:
+    """Payload: n units of w bytes."""
+
+    id: int = CODEC_RAW
+    name: str = "raw"
+    seconds_per_unit: float = 1e-9
+
+    def encode(self, change: FrameChange) -> bytes:
+        return change.new.tobytes()
+
+    def decode(self, payload: memoryview, frame: Units, *, changed: int) -> None:
+        if len(payload) != frame.nbytes:
+            raise FrameCorrupt(f"raw: {len(payload)} bytes for a frame of {frame.nbytes}")
+        new = np.frombuffer(payload, frame.dtype)
+        found = int(np.count_nonzero(new != frame))
+        if found != changed:
+            raise FrameCorrupt(
+                f"raw: {found} units differ from the base, {changed} were promised: wrong base or wrong frame"
+            )
+        frame[:] = new

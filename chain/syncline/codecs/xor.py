@@ -1,0 +1,53 @@
+"""`xor-zstd` and `xor-lz4`: the dense XOR mask of a frame, compressed. The field's common format, kept to compare and to import.
+
+The mask (old XOR new) is laid out by byte planes: byte 0 of all n units, then byte 1, up to byte w - 1, n * w bytes. `xor-zstd` is one
+zstd frame of it that states its content size; `xor-lz4` one lz4 block without a size prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncline.codecs.base import FrameChange, Units
+from syncline.codecs.compressed import lz4_compress, lz4_expand, zstd_compress, zstd_expand
+from syncline.errors import FrameCorrupt
+from syncline.wire.limits import CODEC_XOR_LZ4, CODEC_XOR_ZSTD
+
+
+@dataclass(frozen=True, slots=True)
+class XorCodec:
+    """Payload: the compressed mask."""
+
+    id: int
+    name: str
+    seconds_per_unit: float
+    compress: Callable[[memoryview], bytes]
+    expand: Callable[[memoryview, int], bytes]
+
+    def encode(self, change: FrameChange) -> bytes:
+        mask = change.old ^ change.new
+        planes = np.ascontiguousarray(mask.view(np.uint8).reshape(-1, mask.itemsize).T)
+        return self.compress(memoryview(planes).cast("B"))
+
+    def decode(self, payload: memoryview, frame: Units, *, changed: int) -> None:
+        planes = np.frombuffer(self.expand(payload, frame.nbytes), np.uint8)
+        if planes.size != frame.nbytes:
+            raise FrameCorrupt(f"{self.name}: a mask of {planes.size} bytes for a frame of {frame.nbytes}")
+        mask = np.ascontiguousarray(planes.reshape(frame.itemsize, -1).T).reshape(-1).view(frame.dtype)
+        found = int(np.count_nonzero(mask))
+        if found != changed:
+            raise FrameCorrupt(f"{self.name}: the mask changes {found} units, {changed} were promised")
+        frame ^= mask
+
+
+def xor_zstd() -> XorCodec:
+    """Codec 3."""
+    return XorCodec(CODEC_XOR_ZSTD, "xor-zstd", 3e-9, zstd_compress, lambda data, size: zstd_expand(data, at_most=size))
+
+
+def xor_lz4() -> XorCodec:
+    """Codec 4."""
+    return XorCodec(CODEC_XOR_LZ4, "xor-lz4", 2e-9, lz4_compress, lambda data, size: lz4_expand(data, size=size))

@@ -1,0 +1,67 @@
+"""One delta as parsed: which frames change, and the bytes that say how. Everything is checked against the table before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from typing_extensions import Buffer
+
+from syncline.codecs.base import Codec
+from syncline.codecs.registry import codec
+from syncline.errors import FormatInvalid
+from syncline.wire.chunk import EncodedFrame, parse
+from syncline.wire.tensors import TensorTable
+from syncline.wire.tiling import Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class CodedFrame:
+    """A frame with the codec that reads it."""
+
+    codec: Codec
+    frame: EncodedFrame
+
+
+class Delta:
+    """One parsed delta. Payloads are views of the chunk buffers that it was parsed from, and keep them alive."""
+
+    def __init__(self, frames: Mapping[int, Mapping[int, CodedFrame]]) -> None:
+        self._frames = frames
+
+    @classmethod
+    def parse(cls, table: TensorTable, tiling: Tiling, chunks: Iterable[tuple[str, Buffer]]) -> Self:
+        """Parse all chunks of a delta, each with a name for messages.
+
+        FormatInvalid when a chunk names tensors, frames or codecs that do not exist, or a frame twice; FrameCorrupt on a checksum.
+        """
+        frames: dict[int, dict[int, CodedFrame]] = {}
+        for name, data in chunks:
+            for section in parse(memoryview(data), what=f"chunk {name}").sections:
+                if section.tensor >= len(table.tensors):
+                    raise FormatInvalid(f"chunk {name} names tensor {section.tensor} of {len(table.tensors)}")
+                spec = table.tensors[section.tensor]
+                grid = spec.grid(tiling)
+                reader = codec(section.codec)
+                if section.params:
+                    raise FormatInvalid(f"chunk {name} has parameters for codec {reader.name}, which takes none")
+                of_tensor = frames.setdefault(section.tensor, {})
+                for frame in section.frames:
+                    if frame.changed > grid.frame(frame.index).units:
+                        raise FormatInvalid(
+                            f"chunk {name}: frame {frame.index} of {spec.name} changes more units than it has"
+                        )
+                    if frame.index in of_tensor:
+                        raise FormatInvalid(f"chunk {name} has frame {frame.index} of {spec.name} a second time")
+                    of_tensor[frame.index] = CodedFrame(reader, frame)
+        return cls(frames)
+
+    @property
+    def tensors(self) -> Sequence[int]:
+        """Indices of the tensors that change, ascending."""
+        return sorted(self._frames)
+
+    def frames(self, tensor: int) -> Mapping[int, CodedFrame]:
+        """Changed frames of a tensor by frame index."""
+        return self._frames.get(tensor, {})

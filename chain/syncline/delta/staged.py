@@ -1,0 +1,144 @@
+"""Staged changes: absolute new bits at frame-relative positions, with the old bits.
+
+Absolute, so writing them twice is writing them once; old bits, so undo and the digest's change come for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.delta.encode import check_views
+from syncline.delta.parallel import in_order
+from syncline.delta.parsed import Delta
+from syncline.errors import FrameCorrupt
+from syncline.kernels import frames as kernels
+from syncline.kernels.digest import change_digest
+from syncline.wire.digest import Digest, seeds, total
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import FrameGrid, Tiling
+
+Units = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFrame:
+    """Changes of one frame."""
+
+    frame: int
+    """Index in the tensor's grid."""
+    positions: NDArray[np.uint32]
+    """Ascending, frame-relative."""
+    new: Units
+    old: Units
+
+    @property
+    def nbytes(self) -> int:
+        return self.positions.nbytes + self.new.nbytes + self.old.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTensor:
+    """Changes of one tensor."""
+
+    tensor: int
+    frames: Sequence[StagedFrame]
+    changed: int
+    digest_change: Digest
+    """What scattering them adds to the tensor's digest."""
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of the staged arrays."""
+        return sum(f.nbytes for f in self.frames)
+
+
+def stage_tensor(
+    table: TensorTable,
+    tiling: Tiling,
+    tensor: int,
+    live: Units,
+    deltas: Sequence[Delta],
+    *,
+    executor: Executor | None = None,
+) -> StagedTensor:
+    """Decode a row of deltas against live weights, frame by frame; `live` (flat unit view) is only read.
+
+    Each frame is copied to scratch, every delta is applied there, and what then differs from the live frame is staged: k versions cost
+    one commit. FrameCorrupt, naming tensor and frame, when a payload does not decode against these weights.
+    """
+    spec = table.tensors[tensor]
+    check_views(spec, live)
+    grid = spec.grid(tiling)
+    layers = [delta.frames(tensor) for delta in deltas]
+
+    def stage(index: int) -> tuple[StagedFrame, Digest] | None:
+        before = kernels.view(live, grid.frame(index))
+        scratch = before.copy()
+        for layer in layers:
+            coded = layer.get(index)
+            if coded is None:
+                continue
+            try:
+                coded.codec.decode(memoryview(coded.frame.payload), scratch, changed=coded.frame.changed)
+            except FrameCorrupt as error:
+                raise FrameCorrupt(
+                    f"frame {index} of {spec.name}: {error}; fetch the chunk again, or check the base"
+                ) from error
+        return _difference(spec, grid, index, before, scratch)
+
+    return _collect(tensor, in_order(executor, stage, sorted({index for layer in layers for index in layer})))
+
+
+def stage_whole(
+    spec: TensorSpec, tiling: Tiling, tensor: int, live: Units, new: Units, *, executor: Executor | None = None
+) -> StagedTensor:
+    """Stage what differs between live weights and whole new ones (from a checkpoint); both are only read."""
+    check_views(spec, live, new)
+    grid = spec.grid(tiling)
+
+    def stage(index: int) -> tuple[StagedFrame, Digest] | None:
+        frame = grid.frame(index)
+        return _difference(spec, grid, index, kernels.view(live, frame), kernels.view(new, frame))
+
+    return _collect(tensor, in_order(executor, stage, range(grid.count)))
+
+
+def scatter(spec: TensorSpec, tiling: Tiling, live: Units, staged: StagedTensor, *, undo: bool = False) -> None:
+    """Write the staged bits (or, to undo, the old ones) into live weights."""
+    grid = spec.grid(tiling)
+    for part in staged.frames:
+        kernels.scatter(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
+
+
+def read_back(spec: TensorSpec, tiling: Tiling, live: Units, staged: StagedTensor, *, undo: bool = False) -> bool:
+    """Whether every written position holds what it should."""
+    grid = spec.grid(tiling)
+    return all(
+        kernels.matches(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
+        for part in staged.frames
+    )
+
+
+def _difference(
+    spec: TensorSpec, grid: FrameGrid, index: int, before: Units, after: Units
+) -> tuple[StagedFrame, Digest] | None:
+    positions = kernels.changed_positions(before, after)
+    if positions.size == 0:
+        return None
+    old, new = before[positions], after[positions]
+    return StagedFrame(index, positions, new, old), change_digest(
+        grid.frame(index), positions, old, new, seeds(spec.name)
+    )
+
+
+def _collect(tensor: int, results: Iterable[tuple[StagedFrame, Digest] | None]) -> StagedTensor:
+    found = [r for r in results if r is not None]
+    frames = [frame for frame, _ in found]
+    return StagedTensor(
+        tensor, frames, sum(int(f.positions.size) for f in frames), total(change for _, change in found)
+    )
