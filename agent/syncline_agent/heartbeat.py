@@ -1,0 +1,227 @@
+"""Heartbeats and leases: what this node tells the store, so that retention keeps its path (DESIGN section 4).
+
+A state machine of its own, beside the follower: a long download must not let a lease run out. It reads the follower's
+`Status` and writes this node's consumer record and leases, nothing else. With a key that may only read, heartbeats
+are off and `/status` says so.
+
+The store's clock judges age, so this node's own time appears in no record; writing the heartbeat is also how the node
+learns what time the store thinks it is.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from syncline.clock import Clock
+from syncline.errors import Retryable, StoreDenied, SynclineError
+from syncline.store.base import WeightStore
+from syncline.store.keys import ViewKeys
+from syncline.wire.records import ConsumerRecord, LeaseRecord
+from syncline_agent.status import Status
+
+DENIED_RETRY_SECONDS = 600.0
+CLOCK_SECONDS = 120.0
+"""How often the store's clock is looked at."""
+TEXT_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class HeartSettings:
+    """How often, and for how long it counts."""
+
+    every_seconds: float = 15.0
+    at_least_seconds: float = 2.0
+    """A changed applied version is told sooner, but no more often than this."""
+    ttl_seconds: float = 90.0
+    lease_ttl_seconds: float = 120.0
+
+
+class StoreTime:
+    """The store's clock, as far as this node has seen it; never the node's own wall clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset: float | None = None
+
+    def saw(self, modified: float) -> None:
+        """An object was modified just now, at `modified` by the store's clock."""
+        self._offset = modified - self._clock.monotonic()
+
+    def now(self) -> float | None:
+        """Seconds since the epoch by the store's clock; None before the first sight of it."""
+        return None if self._offset is None else self._clock.monotonic() + self._offset
+
+
+class Heart:
+    """One node's records in one store. `tick` from one thread; `lease` from the follower's."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        status: Callable[[], Status],
+        *,
+        settings: HeartSettings,
+        clock: Clock,
+        random: random.Random,
+    ) -> None:
+        self._store = store
+        self._status = status
+        self._settings = settings
+        self._clock = clock
+        self._random = random
+        self.time = StoreTime(clock)
+        self.state = "not written yet"
+        """`on`, or why heartbeats are off."""
+        self._due = clock.monotonic()
+        self._told: tuple[object, ...] = ()
+        self._told_at = clock.monotonic() - settings.every_seconds
+        self._leases: dict[str, tuple[str, LeaseRecord, float]] = {}
+        """Lease id -> (key, record, when it was last written)."""
+        self._lock = threading.Lock()
+        self._beating = threading.Lock()
+        self._clock_seen: float | None = None
+
+    def tick(self) -> float:
+        """Write what is due; returns the seconds until the next call."""
+        self._renew_leases()
+        status = self._status()
+        now = self._clock.monotonic()
+        changed = _signature(status) != self._told and now - self._told_at >= self._settings.at_least_seconds
+        if now >= self._due or changed:
+            self.beat(status)
+        return min(1.0, self._settings.every_seconds, self._settings.lease_ttl_seconds / 6)
+
+    def beat(self, status: Status, *, leaving: bool = False) -> None:
+        """Write the consumer record; failures are kept in `state`, never raised."""
+        if status.run is None or status.lineage is None:
+            return
+        with self._beating:
+            self._beat(status, leaving)
+
+    def _beat(self, status: Status, leaving: bool) -> None:
+        assert status.run is not None
+        keys = ViewKeys(status.run, status.view)
+        key = keys.consumer(*_path(status))
+        wait = self._settings.every_seconds * self._random.uniform(0.9, 1.1)
+        try:
+            self._store.put(key, self._record(status, leaving).encode())
+            self.state = "on"
+            self._told, self._told_at = _signature(status), self._clock.monotonic()
+            self._look_at_the_clock(key)
+        except StoreDenied as error:
+            self.state = f"off: {error}; give the agent a key that may write {keys.consumers} and {keys.leases}"
+            wait = DENIED_RETRY_SECONDS
+        except SynclineError as error:
+            self.state = f"late: {error}"
+        self._due = self._clock.monotonic() + wait
+
+    def _look_at_the_clock(self, key: str) -> None:
+        """The object was written just now, so its age is nought. Seldom: it is one request more."""
+        now = self._clock.monotonic()
+        if self._clock_seen is None or now - self._clock_seen >= CLOCK_SECONDS:
+            self.time.saw(self._store.head(key).modified)
+            self._clock_seen = now
+
+    @contextmanager
+    def lease(self, keys: ViewKeys, lineage: str, *, owner: str, version: int | None) -> Iterator[None]:
+        """Hold a lease while the body runs: it is in the store before the body lists anything.
+
+        Retryable when the store does not take it now; with a read-only key the body runs without one, as `state`
+        says.
+        """
+        lease_id = f"{self._random.getrandbits(128):032x}"
+        record = LeaseRecord(
+            lineage=lineage, owner=owner, ttl_ms=int(self._settings.lease_ttl_seconds * 1000), version=version
+        )
+        key = keys.lease(lease_id)
+        try:
+            self._store.put(key, record.encode())
+        except StoreDenied as error:
+            self.state = f"off: {error}; joining without a lease"
+            yield
+            return
+        with self._lock:
+            self._leases[lease_id] = (key, record, self._clock.monotonic())
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._leases[lease_id]
+            self._release(key, record)
+
+    def _renew_leases(self) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            due = [
+                (i, k, r) for i, (k, r, at) in self._leases.items() if now - at >= self._settings.lease_ttl_seconds / 3
+            ]
+        for lease_id, key, record in due:
+            try:
+                self._store.put(key, record.encode())
+            except SynclineError as error:
+                self.state = f"late: {error}"
+                continue
+            with self._lock:
+                if lease_id in self._leases:
+                    self._leases[lease_id] = (key, record, now)
+                    continue
+            self._release(key, record)  # it was released while it was being renewed
+
+    def _release(self, key: str, record: LeaseRecord) -> None:
+        try:
+            self._store.delete(key)
+        except StoreDenied:
+            # A key that may write but not delete: a lease of no length has the same effect.
+            try:
+                self._store.put(key, record.model_copy(update={"ttl_ms": 0}).encode())
+            except SynclineError:
+                pass  # it runs out by itself
+        except Retryable:
+            pass  # it runs out by itself
+
+    def _record(self, status: Status, leaving: bool) -> ConsumerRecord:
+        identity = status.identity
+        assert status.lineage is not None
+        # An engine that serves another lineage is no consumer of this run's versions.
+        applied = status.applied if status.applied and status.applied.lineage == status.lineage else None
+        return ConsumerRecord(
+            lineage=status.lineage,
+            cluster=identity.cluster,
+            namespace=identity.namespace,
+            pool=identity.pool,
+            node=identity.node,
+            ttl_ms=int(self._settings.ttl_seconds * 1000),
+            applied=applied.version if applied else None,
+            applied_digest=applied.digest if applied else None,
+            proven=status.in_service and applied is not None,
+            target=status.target,
+            pinned=status.pinned,
+            boot=status.boot,
+            lag_ms=None if applied is None else int(status.lag_seconds * 1000),
+            phase=status.phase.value,
+            apply_path=status.apply_path.value if status.apply_path else "none",
+            error=status.error[:TEXT_MAX] if status.error else None,
+            leaving=leaving,
+        )
+
+
+def _path(status: Status) -> tuple[str, str, str, str]:
+    identity = status.identity
+    return identity.cluster, identity.namespace, identity.pool, identity.node
+
+
+def _signature(status: Status) -> tuple[object, ...]:
+    """What other parts act on, and so should hear of soon."""
+    applied = status.applied
+    return (
+        status.run,
+        status.view,
+        applied and (applied.version, applied.lineage),
+        status.in_service,
+        status.boot,
+        status.pinned,
+    )

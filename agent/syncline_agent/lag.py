@@ -1,0 +1,59 @@
+"""How far a replica is behind, without trusting this node's wall clock: ages are by the store's clock, gaps by a
+monotonic one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from syncline.clock import Clock
+from syncline_agent.heartbeat import StoreTime
+
+
+@dataclass(slots=True)
+class Lag:
+    """What is known of the oldest version that is not applied yet."""
+
+    clock: Clock
+    store_time: StoreTime
+    version: int | None = None
+    modified: float | None = None
+    """When that version was committed, by the store's clock."""
+    seen: float = 0.0
+    """When this node first knew of it (monotonic)."""
+    answered: float | None = None
+    """When the store last answered (monotonic)."""
+    silent: bool = False
+    """The last call to the store failed."""
+
+    def store_answered(self) -> None:
+        self.answered = self.clock.monotonic()
+        self.silent = False
+
+    def store_failed(self) -> None:
+        self.silent = True
+
+    def behind(self, version: int, modified: float | None) -> None:
+        """`version` is the oldest one that is not applied."""
+        if version != self.version:
+            self.version, self.modified, self.seen = version, modified, self.clock.monotonic()
+
+    def caught_up(self) -> None:
+        self.version = None
+
+    def seconds(self) -> float:
+        """Seconds behind: the age of the oldest version not applied; while the store is silent at least the silence."""
+        now = self.clock.monotonic()
+        behind = 0.0
+        if self.version is not None:
+            behind = now - self.seen
+            age = self.age(self.modified)
+            if age is not None:
+                behind = max(behind, age)
+        if self.silent and self.answered is not None:
+            behind = max(behind, now - self.answered)
+        return max(0.0, behind)
+
+    def age(self, modified: float | None) -> float | None:
+        """Age of something modified then by the store's clock; None where that clock is unknown."""
+        now = self.store_time.now()
+        return None if now is None or modified is None else max(0.0, now - modified)

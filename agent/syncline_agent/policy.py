@@ -1,0 +1,129 @@
+"""What this node is told to serve: `target.json`, written by the operator or by hand, watched as a file.
+
+    {"run": "r", "view": "main", "policy": "keep|drain|abort", "version": {"mode": "Latest"},
+     "suspend": false, "generation": 1}
+    "version" may also be {"mode": "Pinned", "version": 7}
+
+A file that vanishes or cannot be read leaves the last good target in force and an error in `/status`: a broken edit
+must never move a fleet. Nothing here reads a store.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from syncline.versions import Policy, TargetMode
+from syncline.wire.records import Name, Version
+
+TARGET_MAX_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A parsed target file."""
+
+    run: str
+    view: str = "main"
+    policy: Policy = Policy.KEEP
+    pinned: int | None = None
+    """None follows the newest version."""
+    suspend: bool = False
+    generation: int = 0
+
+    @property
+    def mode(self) -> TargetMode:
+        return TargetMode.LATEST if self.pinned is None else TargetMode.PINNED
+
+
+class _Model(BaseModel):
+    # Unknown fields are refused: an agent that ignored a field of a newer operator would break its promise silently.
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _VersionModel(_Model):
+    mode: TargetMode = TargetMode.LATEST
+    version: Version | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _VersionModel:
+        if (self.mode is TargetMode.PINNED) != (self.version is not None):
+            raise ValueError("Pinned takes a version, Latest takes none")
+        return self
+
+
+class _TargetModel(_Model):
+    run: Name
+    view: Name = "main"
+    policy: Literal["keep", "drain", "abort"] = "keep"
+    version: _VersionModel = _VersionModel()
+    suspend: bool = False
+    generation: Annotated[int, Field(ge=0)] = 0
+
+
+class TargetFile:
+    """The watched file; `poll` is cheap enough for every tick."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._target: Target | None = None
+        self._error: str | None = f"{path} was not read yet"
+
+    @property
+    def error(self) -> str | None:
+        """Why the file as it stands is not in force; None when it is."""
+        return self._error
+
+    def poll(self) -> Target | None:
+        """The target in force: the newest one that could be read. None while there never was one."""
+        try:
+            # stat follows links, so a ConfigMap volume's atomic symlink swap shows as another inode.
+            found = self._path.stat()
+            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if seen != self._seen:
+                self._target = self._read()
+                self._seen = seen
+                self._error = None
+        except OSError as error:
+            self._seen = None
+            self._error = f"{self._path} cannot be read: {error.strerror}; the last good target stays in force"
+        except ValueError as error:
+            self._seen = None  # the writer may still be writing: read it again at the next tick
+            self._error = f"{self._path} is not a target: {error}; the last good target stays in force"
+        return self._target
+
+    def _read(self) -> Target:
+        with self._path.open("rb") as file:
+            data = file.read(TARGET_MAX_BYTES + 1)
+        if len(data) > TARGET_MAX_BYTES:
+            raise ValueError(f"more than {TARGET_MAX_BYTES} bytes")
+        return parse_target(data)
+
+
+def parse_target(data: bytes | str) -> Target:
+    """Read a target; ValueError that names the field otherwise."""
+    try:
+        model = _TargetModel.model_validate(json.loads(data))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'target'}: {e['msg']}" for e in error.errors()[:3])
+        raise ValueError(problems) from None
+    return Target(model.run, model.view, Policy(model.policy), model.version.version, model.suspend, model.generation)
+
+
+def encode_target(target: Target) -> str:
+    """The text of a target file (the demo and tests write it; the operator has its own template)."""
+    version = {"mode": "Latest"} if target.pinned is None else {"mode": "Pinned", "version": target.pinned}
+    value = {
+        "run": target.run,
+        "view": target.view,
+        "policy": target.policy.value,
+        "version": version,
+        "suspend": target.suspend,
+        "generation": target.generation,
+    }
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,87 @@
+"""The follower's voice: the current `Status`, its metrics and its counters. Decides nothing and reads nothing."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from syncline.metrics import Metrics
+from syncline_agent.status import ApplyPath, Identity, LastSync, Phase, Status
+
+
+class Reporter:
+    """Other threads read `status`; a new one replaces it whole."""
+
+    def __init__(self, identity: Identity, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._status = Status(identity)
+        self._lock = threading.Lock()
+        self._bytes: dict[str, int] = {}
+        self._retries: dict[str, int] = {}
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    def read(self) -> Status:
+        """`status` as a callable, for parts that only look."""
+        return self._status
+
+    def say(self, **fields: Any) -> None:
+        """Replace fields of the status."""
+        with self._lock:
+            self._status = replace(
+                self._status, bytes_by_source=dict(self._bytes), retries=dict(self._retries), **fields
+            )
+        self._gauge(self._status)
+
+    def fetched(self, source: str, size: int) -> None:
+        """Bytes came from a source."""
+        with self._lock:
+            self._bytes[source] = self._bytes.get(source, 0) + size
+        self._metrics.fetched_bytes.labels(*self._pool, source).inc(size)
+
+    def retried(self, reason: str) -> None:
+        """Something is tried again."""
+        with self._lock:
+            self._retries[reason] = self._retries.get(reason, 0) + 1
+        self._metrics.follow_retries.labels(*self._pool, reason).inc()
+
+    def refused(self, reason: str) -> None:
+        """A version is not taken."""
+        self._metrics.refusals.labels(*self._pool, reason).inc()
+
+    def mismatched(self, phase: Phase) -> None:
+        """A digest did not match."""
+        self._metrics.digest_failures.labels(*self._pool, phase.value.lower()).inc()
+
+    def took(self, phase: str, seconds: float) -> None:
+        self._metrics.phase_seconds.labels(*self._pool, phase).observe(seconds)
+
+    def staged(self, size: int) -> None:
+        self._metrics.staged_bytes.labels(*self._pool, self._status.identity.node).set(size)
+
+    def committed(self, last: LastSync, path: ApplyPath) -> None:
+        """A version is in the engine."""
+        self._metrics.pause_seconds.labels(*self._pool).observe(last.pause_seconds)
+        if last.behind_seconds is not None:
+            self._metrics.sync_seconds.labels(*self._pool).observe(last.behind_seconds)
+        self._metrics.applied_versions.labels(*self._pool, path.value).inc()
+        self.say(last_sync=last, apply_path=path)
+
+    @property
+    def _pool(self) -> tuple[str, str, str]:
+        status = self._status
+        return status.run or "", status.view, status.identity.pool
+
+    def _gauge(self, status: Status) -> None:
+        if status.run is None:
+            return
+        node = (*self._pool, status.identity.node)
+        self._metrics.applied_version.labels(*node).set(status.applied.version if status.applied is not None else 0)
+        self._metrics.lag_versions.labels(*node).set(status.lag_versions)
+        self._metrics.lag_seconds.labels(*node).set(status.lag_seconds)
+        self._metrics.proven.labels(*node).set(1 if status.in_service else 0)
+        if status.head is not None:
+            self._metrics.head_version.labels(status.run, status.view).set(status.head)

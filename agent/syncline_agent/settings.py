@@ -1,0 +1,56 @@
+"""Settings of the agent process: data, read once from flags and environment, handed down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from syncline_agent.heartbeat import HeartSettings
+
+
+@dataclass(frozen=True, slots=True)
+class FollowSettings:
+    """How the follower paces itself."""
+
+    poll_seconds: float = 1.0
+    poll_jitter: float = 0.4
+    """A poll waits `poll_seconds` and up to this share more: with heartbeats still under one store request a second."""
+    veto_seconds: float = 10.0
+    """Vetoes are listed so often, in the place of a head poll, and always before a commit."""
+    backoff_seconds: float = 0.5
+    backoff_max_seconds: float = 10.0
+    keep_chunk_bytes: int = 4 << 30
+    """Chunk files kept for the node checkpoint's next advance; beyond this they are fetched again when it comes."""
+    advance_every: int = 8
+    """The node checkpoint is at most so many versions behind what is applied, once the background has come around."""
+    advance_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Everything that the process is told."""
+
+    stores: Sequence[str]
+    """URLs, nearest first: [mirror, origin]."""
+    target: Path
+    node_dir: Path
+    cluster: str = "local"
+    namespace: str = "default"
+    pool: str = "default"
+    node: str = "node-0"
+    host: str = "127.0.0.1"
+    port: int = 0
+    consumers_store: str | None = None
+    """Where heartbeats and leases go; the last of `stores` unless told otherwise."""
+    fetch_workers: int = 4
+    token: str = ""
+    """What an arm must present; empty takes the socket's permissions and peer UID alone."""
+    log_format: str = "console"
+    log_level: str = "info"
+    follow: FollowSettings = field(default_factory=FollowSettings)
+    heart: HeartSettings = field(default_factory=HeartSettings)
+
+    @property
+    def socket(self) -> Path:
+        return self.node_dir / "arm.sock"

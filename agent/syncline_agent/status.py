@@ -1,0 +1,162 @@
+"""What a node says about itself: one frozen value, made by the follower, read by `/status`, heartbeats, metrics and
+the operator.
+
+`/status` (JSON, every field always there):
+
+    run, view, cluster, namespace, pool, node      who generation       of the target file in force (echoed, so that
+    the operator knows that it arrived) target_error     why the file as it stands is not in force, or null mode,
+    pinned, suspended, policy                what the target file says phase            Idle | Join | Plan | Fetch |
+    Stage | Commit | Heal | Suspended | Failed head             newest version that this node knows of, or null target
+    version that it should serve, or null applied          {version, digest, lineage, proven} of live memory, or null
+    in_service       proven, and not being healed lag_versions     versions between applied and target lag_seconds
+    for how long the oldest version not applied yet has been committed, by the store's clock; with the store
+    unreachable, the time since it last answered engine           {name, pod, ranks, error} or null boot
+    version of the checkpoint on this node's disk, or null apply_path       delta | checkpoint | undo: how the last
+    commit came about last_sync        {version, from, seconds: {phase: s}, total_seconds, behind_seconds,
+    pause_seconds, bytes, changed} or null bytes_by_source  {source: bytes} since the agent started retries
+    {reason: count} since the agent started heartbeats       "on", or why they are off error            what keeps
+    this node from its target, or null failures         failures in a row
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from syncline.versions import Policy, TargetMode
+from syncline_agent.engine import Applied, EngineDescription
+
+
+class Phase(StrEnum):
+    """What the follower is doing."""
+
+    IDLE = "Idle"
+    JOIN = "Join"
+    PLAN = "Plan"
+    FETCH = "Fetch"
+    STAGE = "Stage"
+    COMMIT = "Commit"
+    HEAL = "Heal"
+    SUSPENDED = "Suspended"
+    FAILED = "Failed"
+
+
+class ApplyPath(StrEnum):
+    """How a version came into the engine."""
+
+    DELTA = "delta"
+    CHECKPOINT = "checkpoint"
+    UNDO = "undo"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which node this is; part of keys and metrics."""
+
+    cluster: str
+    namespace: str
+    pool: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class LastSync:
+    """The last commit and what it took."""
+
+    version: int
+    came_from: int | None
+    seconds: Mapping[str, float]
+    total_seconds: float
+    behind_seconds: float | None
+    """From the version's commit in the store to serving it, by the store's clock; None where that clock is unknown."""
+    pause_seconds: float
+    bytes: int
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A moment of the follower."""
+
+    identity: Identity
+    run: str | None = None
+    view: str = "main"
+    generation: int = 0
+    target_error: str | None = None
+    mode: TargetMode = TargetMode.LATEST
+    pinned: int | None = None
+    suspended: bool = False
+    policy: Policy = Policy.KEEP
+    phase: Phase = Phase.IDLE
+    lineage: str | None = None
+    """Of the run in the store."""
+    head: int | None = None
+    target: int | None = None
+    applied: Applied | None = None
+    engine: EngineDescription | None = None
+    in_service: bool = False
+    lag_versions: int = 0
+    lag_seconds: float = 0.0
+    boot: int | None = None
+    apply_path: ApplyPath | None = None
+    last_sync: LastSync | None = None
+    bytes_by_source: Mapping[str, int] = field(default_factory=dict[str, int])
+    retries: Mapping[str, int] = field(default_factory=dict[str, int])
+    error: str | None = None
+    failures: int = 0
+
+    def to_json(self, *, heartbeats: str) -> dict[str, Any]:
+        """The body of `/status`."""
+        applied = self.applied
+        engine = self.engine
+        last = self.last_sync
+        return {
+            **dataclasses.asdict(self.identity),
+            "run": self.run,
+            "view": self.view,
+            "generation": self.generation,
+            "target_error": self.target_error,
+            "mode": self.mode.value,
+            "pinned": self.pinned,
+            "suspended": self.suspended,
+            "policy": self.policy.value,
+            "phase": self.phase.value,
+            "head": self.head,
+            "target": self.target,
+            "applied": None
+            if applied is None
+            else {
+                "version": applied.version,
+                "digest": applied.digest,
+                "lineage": applied.lineage,
+                "proven": applied.proven,
+            },
+            "in_service": self.in_service,
+            "lag_versions": self.lag_versions,
+            "lag_seconds": round(self.lag_seconds, 3),
+            "engine": None
+            if engine is None
+            else {"name": engine.engine, "pod": engine.pod, "ranks": engine.ranks, "error": engine.error},
+            "boot": self.boot,
+            "apply_path": None if self.apply_path is None else self.apply_path.value,
+            "last_sync": None
+            if last is None
+            else {
+                "version": last.version,
+                "from": last.came_from,
+                "seconds": {phase: round(s, 6) for phase, s in last.seconds.items()},
+                "total_seconds": round(last.total_seconds, 6),
+                "behind_seconds": None if last.behind_seconds is None else round(last.behind_seconds, 6),
+                "pause_seconds": round(last.pause_seconds, 6),
+                "bytes": last.bytes,
+                "changed": last.changed,
+            },
+            "bytes_by_source": dict(self.bytes_by_source),
+            "retries": dict(self.retries),
+            "heartbeats": heartbeats,
+            "error": self.error,
+            "failures": self.failures,
+        }

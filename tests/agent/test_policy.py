@@ -1,0 +1,83 @@
+"""The watched target file: what it may say, and that a broken edit moves nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.versions import Policy
+from syncline_agent.policy import Target, TargetFile, encode_target, parse_target
+
+NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?", fullmatch=True)
+
+
+@given(
+    run=NAMES,
+    view=NAMES,
+    policy=st.sampled_from(Policy),
+    pinned=st.none() | st.integers(1, 10**12 - 1),
+    suspend=st.booleans(),
+    generation=st.integers(0, 2**31),
+)
+def test_every_target_is_read_back_from_its_text(
+    run: str, view: str, policy: Policy, pinned: int | None, suspend: bool, generation: int
+) -> None:
+    target = Target(run, view, policy, pinned, suspend, generation)
+    assert target == parse_target(encode_target(target))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"run": "Upper"}, "run"),
+        ({"policy": "wait"}, "policy"),
+        ({"version": {"mode": "Pinned"}}, "Pinned takes a version"),
+        ({"version": {"mode": "Latest", "version": 3}}, "Latest takes none"),
+        ({"version": {"mode": "Pinned", "version": 0}}, "version"),
+        ({"suspended": True}, "suspended"),
+        ({"generation": -1}, "generation"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        parse_target(json.dumps({"run": "r", **change}))
+
+
+def test_a_broken_edit_leaves_the_last_good_target_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "target.json"
+    watched = TargetFile(path)
+    assert None is watched.poll()
+    assert watched.error is not None
+    path.write_text(encode_target(Target("r", generation=1)))
+    good = watched.poll()
+    assert Target("r", generation=1) == good
+    assert None is watched.error
+    path.write_text("{")
+    assert good == watched.poll()
+    assert watched.error is not None
+    assert "last good target" in watched.error
+    path.unlink()
+    assert good == watched.poll()
+    assert watched.error is not None
+    assert "cannot be read" in watched.error
+    path.write_text(encode_target(Target("r", pinned=4, generation=2)))
+    assert Target("r", pinned=4, generation=2) == watched.poll()
+    assert None is watched.error
+
+
+def test_a_file_swapped_behind_a_link_is_noticed(tmp_path: Path) -> None:
+    """As a mounted ConfigMap changes: same name, same size, another file behind it."""
+    for name, generation in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "target.json").write_text(encode_target(Target("r", generation=generation)))
+    link = tmp_path / "now"
+    link.symlink_to("one")
+    watched = TargetFile(link / "target.json")
+    assert Target("r", generation=1) == watched.poll()
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").replace(link)
+    assert Target("r", generation=2) == watched.poll()
