@@ -6,6 +6,9 @@ A plane expands to c bytes, one a changed unit in position order. Gaps: the firs
 minus 1; a gap g is g // 255 bytes of 255 and one byte g % 255. Splitting planes is what lets zstd see that signs and exponents repeat.
 """
 
+# pyright: basic
+# compiled functions have no annotations: numba infers their types at the call
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from syncline.wire.limits import CODEC_SPARSE
 
 
 @nb.njit(nogil=True, cache=True)
-def _write_gaps(positions, out):  # type: ignore[no-untyped-def]
+def _write_gaps(positions, out):
     at = 0
     expected = np.int64(0)
     for i in range(positions.size):
@@ -37,7 +40,7 @@ def _write_gaps(positions, out):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(nogil=True, cache=True)
-def _read_gaps(gaps, units, out):  # type: ignore[no-untyped-def]
+def _read_gaps(gaps, units, out):
     """Number of positions, or -1 when they do not fit."""
     found = 0
     position = np.int64(0)

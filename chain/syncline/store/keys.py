@@ -28,7 +28,9 @@ VERSION_MAX = 10**12 - 1
 def checked_name(name: str, what: str) -> str:
     """The name itself, or StoreMisused when it cannot be part of a key."""
     if not NAME.fullmatch(name) or ".." in name:
-        raise StoreMisused(f"{what} {name!r} is not a name: lower-case letters, digits, '.', '_', '-', at most 63 characters")
+        raise StoreMisused(
+            f"{what} {name!r} is not a name: lower-case letters, digits, '.', '_', '-', at most 63 characters"
+        )
     return name
 
 
@@ -122,7 +124,10 @@ class ViewKeys:
         return f"{self.prefix}consumers/"
 
     def consumer(self, cluster: str, namespace: str, pool: str, node: str) -> str:
-        parts = [checked_name(p, w) for p, w in ((cluster, "cluster"), (namespace, "namespace"), (pool, "pool"), (node, "node"))]
+        parts = [
+            checked_name(p, w)
+            for p, w in ((cluster, "cluster"), (namespace, "namespace"), (pool, "pool"), (node, "node"))
+        ]
         return f"{self.consumers}{'/'.join(parts)}.json"
 
     @property

@@ -88,9 +88,9 @@ def start_seaweed(data_dir: Path, *, clock: Clock | None = None) -> Seaweed:
     config.chmod(0o600)
     log = data_dir / "weed.log"
     for attempt in range(1, START_TRIES + 1):
-        ports = _free_ports()
+        ports = _service_ports()
         process = _spawn(weed, data_dir, config, ports=ports, log=log)
-        if _answers(ports["s3"], process, clock):
+        if answers_http(ports["s3"], process, clock):
             seaweed = Seaweed(
                 f"http://127.0.0.1:{ports['s3']}", ACCESS_KEY, SECRET_KEY, READER_ACCESS_KEY, READER_SECRET_KEY, process
             )
@@ -122,7 +122,7 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def free_sockets(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on now, all different."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -131,8 +131,25 @@ def free_sockets(count: int) -> list[int]:
         return [one.getsockname()[1] for one in held]
 
 
-def _free_ports() -> dict[str, int]:
-    ports: dict[str, int] = dict(zip(PLAIN_PORTS, free_sockets(len(PLAIN_PORTS)), strict=True))
+def answers_http(port: int, process: subprocess.Popen[bytes], clock: Clock) -> bool:
+    """Whether the process begins to answer on a port of loopback before it ends or START_S are over."""
+    deadline = clock.monotonic() + START_S
+    while clock.monotonic() < deadline and process.poll() is None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=2)
+        try:
+            connection.request("GET", "/")
+            if connection.getresponse().status < 500:
+                return True
+        except (OSError, HTTPException):
+            pass
+        finally:
+            connection.close()
+        clock.sleep(0.05)
+    return False
+
+
+def _service_ports() -> dict[str, int]:
+    ports: dict[str, int] = dict(zip(PLAIN_PORTS, free_ports(len(PLAIN_PORTS)), strict=True))
     ports["admin"] = _free_pair(taken=set(ports.values()))
     return ports
 
@@ -175,22 +192,6 @@ def _spawn(weed: str, data_dir: Path, config: Path, *, ports: dict[str, int], lo
         )
     atexit.register(end_process, process)
     return process
-
-
-def _answers(port: int, process: subprocess.Popen[bytes], clock: Clock) -> bool:
-    deadline = clock.monotonic() + START_S
-    while clock.monotonic() < deadline and process.poll() is None:
-        connection = HTTPConnection("127.0.0.1", port, timeout=2)
-        try:
-            connection.request("GET", "/")
-            if connection.getresponse().status in (200, 403):
-                return True
-        except (OSError, HTTPException):
-            pass
-        finally:
-            connection.close()
-        clock.sleep(0.05)
-    return False
 
 
 def _create_bucket(seaweed: Seaweed, clock: Clock) -> None:

@@ -1,0 +1,131 @@
+"""Does this store keep its conditions? Asked once at start by whoever may write, because some stores accept a condition
+and ignore it.
+
+Racing creates must have exactly one winner, and so must racing replacements; a second create and a stale replacement
+must fail and leave the object as it was. Where that does not hold only one writer may ever be at work. The probe
+removes what it wrote.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+
+from syncline.errors import AlreadyExists, HeadMoved, StoreMisused, SynclineError
+from syncline.store.base import WeightStore
+
+RACERS = 8
+ROUNDS = 3
+OBJECT_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a store was seen to honour."""
+
+    conditional_create: bool
+    conditional_replace: bool
+    racing_creates: bool
+    detail: str
+    """What failed, in a sentence; empty when all held."""
+
+    @property
+    def several_writers(self) -> bool:
+        """Whether writers can be fenced; without, single-writer mode."""
+        return self.conditional_create and self.conditional_replace and self.racing_creates
+
+
+def probe(store: WeightStore, prefix_key: str, rng: random.Random) -> ProbeResult:
+    """Try conditions on throw-away objects below `prefix_key`. StoreDenied with a key that may not write."""
+    folder = f"{prefix_key.rstrip('/')}/{rng.getrandbits(64):016x}"
+    written: list[str] = []
+
+    def key(name: str) -> str:
+        written.append(f"{folder}/{name}")
+        return written[-1]
+
+    try:
+        complaints = [
+            _second_create(store, key("create")),
+            _stale_replacement(store, key("replace")),
+            _races(store, [key(f"race-create-{n}") for n in range(ROUNDS)], etag_of=None),
+            _races(store, [key(f"race-replace-{n}") for n in range(ROUNDS)], etag_of=lambda k: store.put(k, b"first")),
+        ]
+    finally:
+        for name in written:
+            store.delete(name)
+    create, replace, creates, replaces = complaints
+    return ProbeResult(
+        conditional_create=not create,
+        conditional_replace=not replace and not replaces,
+        racing_creates=not creates,
+        detail="; ".join(c for c in complaints if c),
+    )
+
+
+def _second_create(store: WeightStore, key: str) -> str:
+    store.put_if_absent(key, b"first")
+    try:
+        store.put_if_absent(key, b"second")
+    except AlreadyExists:
+        return "" if _content(store, key) == b"first" else "a refused create changed the object"
+    except StoreMisused as error:
+        return f"conditional creates are refused ({error})"
+    return "a second create of one key was accepted"
+
+
+def _stale_replacement(store: WeightStore, key: str) -> str:
+    stale = store.put(key, b"first")
+    try:
+        store.compare_and_put(key, b"second", etag=stale)
+    except HeadMoved:
+        return "a replacement with the right etag was refused"
+    except StoreMisused as error:
+        return f"conditional replacements are refused ({error})"
+    try:
+        store.compare_and_put(key, b"third", etag=stale)
+    except HeadMoved:
+        return "" if _content(store, key) == b"second" else "a refused replacement changed the object"
+    return "a replacement with a stale etag was accepted"
+
+
+def _races(store: WeightStore, keys: list[str], *, etag_of: Callable[[str], str] | None) -> str:
+    """RACERS writers at once on each key, all keys at once; an etag means that they replace, none that they create."""
+    with ThreadPoolExecutor(len(keys), thread_name_prefix="probe") as threads:
+        complaints = list(threads.map(lambda key: _race(store, key, etag_of=etag_of), keys))
+    return next((c for c in complaints if c), "")
+
+
+def _race(store: WeightStore, key: str, *, etag_of: Callable[[str], str] | None) -> str:
+    etag = None if etag_of is None else etag_of(key)
+    what = "creates" if etag_of is None else "replacements"
+    start = Barrier(RACERS)
+
+    def write(name: bytes) -> bytes | None:
+        start.wait()
+        try:
+            if etag is None:
+                store.put_if_absent(key, name)
+            else:
+                store.compare_and_put(key, name, etag=etag)
+        except (AlreadyExists, HeadMoved, StoreMisused):
+            return None
+        return name
+
+    with ThreadPoolExecutor(RACERS, thread_name_prefix="probe") as threads:
+        results = list(threads.map(write, [f"racer {n}".encode() for n in range(RACERS)]))
+    winners = [name for name in results if name is not None]
+    if len(winners) != 1:
+        return f"{len(winners)} of {RACERS} racing {what} of one key won"
+    return "" if _content(store, key) == winners[0] else f"the winner of racing {what} is not what the object holds"
+
+
+def _content(store: WeightStore, key: str) -> bytes:
+    try:
+        found = store.get(key, max_bytes=OBJECT_MAX)
+    except SynclineError:
+        return b""
+    return b"" if found is None else found.data
