@@ -1,0 +1,172 @@
+"""Moving a checkpoint folder from one version to a later one in place, and finishing or forgetting that after a crash.
+
+Order: the changes of every tensor are decoded against the files and written to the journal; the digest that they lead
+to is compared with the manifest's; the journal is synced and sealed; the files are patched and synced; the marker is
+renamed into place; the journal is removed. Before the seal nothing has happened, after it everything will. Memory
+holds the staged changes of one tensor. The caller holds the exclusive lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+from syncline import faults
+from syncline.checkpoint.durable import naming_full_disk, remove_durably, write_durably
+from syncline.checkpoint.journal import Change, Intent, JournalWriter, SealedJournal
+from syncline.checkpoint.mapped import Places, mapped_units
+from syncline.checkpoint.marker import Marker, OwnFiles, read_marker
+from syncline.checkpoint.patching import patch
+from syncline.delta import Delta, stage_tensor
+from syncline.errors import (
+    Corrupt,
+    DigestMismatch,
+    EpochRegressed,
+    FormatInvalid,
+    LayoutRefused,
+    LineageChanged,
+    SourceInvalid,
+)
+from syncline.wire.digest import Digest
+from syncline.wire.records import VersionManifest
+from syncline.wire.tensors import TensorTable
+
+
+class AdvancePoints(NamedTuple):
+    """Names of the kill points of one advance."""
+
+    journaled: str
+    patched: str
+    marked: str
+
+
+NODE_POINTS = AdvancePoints("apply.checkpoint_journaled", "apply.checkpoint_patched", "apply.checkpoint_marked")
+PUBLISHER_POINTS = AdvancePoints("publish.base_journaled", "publish.base_patched", "publish.base_marked")
+
+
+def check_path(marker: Marker, manifests: Sequence[VersionManifest]) -> None:
+    """Deltas that lead to `manifests`, in order, may be applied to what the marker names."""
+    version, epoch = marker.version, marker.epoch
+    for manifest in manifests:
+        if (manifest.lineage, manifest.run, manifest.view) != (marker.lineage, marker.run, marker.view):
+            raise LineageChanged(
+                f"version {manifest.version} belongs to {manifest.run}/{manifest.view} of lineage {manifest.lineage}, "
+                f"the checkpoint to {marker.run}/{marker.view} of {marker.lineage}; materialize it afresh"
+            )
+        if manifest.tensors != marker.table:
+            raise LayoutRefused(
+                f"version {manifest.version} has other tensors than version {marker.version} on disk; materialize it"
+            )
+        if manifest.version <= version:
+            raise LayoutRefused(f"version {manifest.version} is not after {version}; materialize it to go back")
+        if manifest.epoch < epoch:
+            raise EpochRegressed(
+                f"version {manifest.version} carries epoch {manifest.epoch}, version {version} before it {epoch}: "
+                "a fenced writer wrote it; do not apply it"
+            )
+        version, epoch = manifest.version, manifest.epoch
+
+
+def advance_in_place(
+    path: Path,
+    state: Path,
+    places: Places,
+    table: TensorTable,
+    manifests: Sequence[VersionManifest],
+    deltas: Sequence[Delta],
+    *,
+    marker: Marker,
+    points: AdvancePoints,
+    executor: Executor | None,
+) -> Marker:
+    """Apply deltas to the folder whose marker, in the file `state`, is `marker`. Returns the new marker."""
+    check_path(marker, manifests)
+    target = manifests[-1]
+    new_marker = Marker.of(target, marker.tiling)
+    own = OwnFiles(path)
+    files = sorted({file for file, _ in places.values()})
+    intent = Intent(files, marker.version, marker.digest, new_marker, state.name)
+    tiling = marker.tiling.tiling
+    digest = Digest.from_hex(marker.digest)
+    with JournalWriter(own.journal, intent) as journal:
+        for tensor in sorted({t for delta in deltas for t in delta.tensors}):
+            spec = table.tensors[tensor]
+            file, place = places[spec.name]
+            live = mapped_units(path / file, place)
+            staged = stage_tensor(table, tiling, tensor, live, deltas, executor=executor)
+            digest = digest + staged.digest_change
+            grid = spec.grid(tiling)
+            for frame in staged.frames:
+                journal.add(
+                    Change(files.index(file), place.offset, grid.frame(frame.frame), frame.positions, frame.new)
+                )
+        if digest.hex != target.digest:
+            raise DigestMismatch(
+                f"{path} at version {marker.version} would become {digest.hex}, version {target.version} is "
+                f"{target.digest}; nothing was written: verify the checkpoint and materialize it again if it differs"
+            )
+        journal.seal()
+    faults.reach(points.journaled)
+    sealed = SealedJournal.open(own.journal)
+    if sealed is None:
+        raise FormatInvalid(f"{own.journal} was sealed and cannot be found any more; materialize the checkpoint again")
+    _finish(path, sealed, points)
+    return new_marker
+
+
+def recover(path: Path) -> str | None:
+    """Replay a sealed journal or drop an open one. Returns what is wrong when the folder's bits are no version any
+    more; its markers are then gone. The caller holds the exclusive lock.
+    """
+    own = OwnFiles(path)
+    if not own.journal.exists():
+        return None
+    try:
+        sealed = SealedJournal.open(own.journal)
+        if sealed is None:
+            remove_durably(own.journal)
+            return None
+        intent = sealed.intent
+        state = own.folder / intent.marker_file
+        marker = read_marker(state) if state in (own.marker, own.partial) else None
+        if marker == intent.marker:
+            remove_durably(own.journal)
+            return None
+        if marker is None or (marker.version, marker.digest) != (intent.from_version, intent.from_digest):
+            raise FormatInvalid(f"{own.journal} does not start from what {path} holds; materialize it again")
+        _finish(path, sealed, None)
+    except (Corrupt, SourceInvalid, FileNotFoundError) as error:
+        forget(path)
+        return str(error)
+    return None
+
+
+def forget(path: Path) -> None:
+    """The folder holds no version any more, and no journal will touch its files."""
+    own = OwnFiles(path)
+    for file in (own.marker, own.partial, own.journal):
+        remove_durably(file)
+
+
+def _finish(path: Path, sealed: SealedJournal, points: AdvancePoints | None) -> None:
+    """Patch, sync, mark, remove the journal. May be repeated from the start at any time."""
+    own = OwnFiles(path)
+    intent = sealed.intent
+    descriptors = [os.open(path / file, os.O_RDWR | os.O_CLOEXEC) for file in intent.files]
+    try:
+        with naming_full_disk(path):
+            patch(descriptors, sealed.changes())
+            for descriptor in descriptors:
+                os.fsync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    if points is not None:
+        faults.reach(points.patched)
+    write_durably(own.folder / intent.marker_file, intent.marker.encode())
+    if points is not None:
+        faults.reach(points.marked)
+    remove_durably(own.journal)
