@@ -1,6 +1,4 @@
-"""Loops over units, compiled: digests, differences, scatters.
+"""Loops over units, compiled by numba with the GIL released. Each has a plain NumPy twin in `reference`.
 
-Every kernel has its plain NumPy twin in `reference`, and tests compare the two bit for bit. Kernels hold no lock and no
-state, release the GIL, start no thread (the caller slices) and check no content: positions and frames come from code that
-has checked them. They know nothing of codecs, stores or files.
+They know integers and frame geometry only: no store, no format, no dtype semantics. Importing this package loads numba.
 """

@@ -1,128 +1,94 @@
-"""The digest of flat units, and how it changes with them, at memory speed. The arithmetic is `wire.digest`'s.
+"""The digest at memory speed: 32-bit multiplications that vectorise, 64-bit sums (wire.digest has the formula)."""
 
-32-bit words, 64-bit sums: both lanes vectorize. A unit of 8 bytes is two words, so its tensor is seen as 32-bit words at
-twice the position.
-"""
+# pyright: basic
+# compiled functions have no annotations: numba infers their types at the call
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba  # pyright: ignore[reportMissingTypeStubs]
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.kernels.compiling import INT, U32, Signature, Units, array, compiled
-from syncline.wire import digest as plain
-from syncline.wire.digest import MASK32, Digest
+from syncline.wire import digest as wire
+from syncline.wire.digest import MASK32, MASK64, Digest
 from syncline.wire.tiling import Frame
 
-A1, A2 = np.uint32(plain.A1), np.uint32(plain.A2)
-B1, B2 = np.uint32(plain.B1), np.uint32(plain.B2)
-H1, H2 = np.uint32(plain.H1), np.uint32(plain.H2)
-M1, M2 = np.uint32(plain.M1), np.uint32(plain.M2)
-_u32 = np.uint32
-_u64 = np.uint64
+Units = NDArray[np.unsignedinteger]
+
+_A1, _A2 = np.uint32(wire.A1), np.uint32(wire.A2)
+_B1, _B2 = np.uint32(wire.B1), np.uint32(wire.B2)
+_H1, _H2 = np.uint32(wire.H1), np.uint32(wire.H2)
+_M1, _M2 = np.uint32(wire.M1), np.uint32(wire.M2)
+
+
+@nb.njit(inline="always")
+def _mix(x, multiplier):
+    x = np.uint32(x ^ (x >> np.uint32(16)))
+    x = np.uint32(x * multiplier)
+    return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@nb.njit(nogil=True, cache=True)
+def _sum_words(words, low, s1, s2):
+    lane1 = np.uint64(0)
+    lane2 = np.uint64(0)
+    for i in range(words.size):
+        b = np.uint32(words[i])
+        p = np.uint32(low + np.uint32(i))
+        x1 = _mix(np.uint32(np.uint32(p * _A1) + np.uint32(b * _B1) + s1), _M1)
+        x2 = _mix(np.uint32(np.uint32(p * _A2) + np.uint32(b * _B2) + s2), _M2)
+        lane1 += (np.uint64(x2) << np.uint64(32)) | np.uint64(x1)
+        lane2 += np.uint64(x1) * np.uint64(x2)
+    return lane1, lane2
+
+
+@nb.njit(nogil=True, cache=True)
+def _sum_changes(positions, old, new, base, length, stride, scale, shift, s1, s2):
+    lane1 = np.uint64(0)
+    lane2 = np.uint64(0)
+    for i in range(positions.size):
+        q = np.int64(positions[i])
+        p = np.uint64((base + q // length * stride + q % length) * scale + shift)
+        low = np.uint32(p)
+        high = np.uint32(p >> np.uint64(32))
+        t1 = np.uint32(np.uint32(low * _A1) + np.uint32(high * _H1) + s1)
+        t2 = np.uint32(np.uint32(low * _A2) + np.uint32(high * _H2) + s2)
+        x1 = _mix(np.uint32(t1 + np.uint32(np.uint32(new[i]) * _B1)), _M1)
+        x2 = _mix(np.uint32(t2 + np.uint32(np.uint32(new[i]) * _B2)), _M2)
+        y1 = _mix(np.uint32(t1 + np.uint32(np.uint32(old[i]) * _B1)), _M1)
+        y2 = _mix(np.uint32(t2 + np.uint32(np.uint32(old[i]) * _B2)), _M2)
+        lane1 += ((np.uint64(x2) << np.uint64(32)) | np.uint64(x1)) - ((np.uint64(y2) << np.uint64(32)) | np.uint64(y1))
+        lane2 += np.uint64(x1) * np.uint64(x2) - np.uint64(y1) * np.uint64(y2)
+    return lane1, lane2
 
 
 def digest_units(flat: Units, seed: tuple[int, int], *, start: int = 0) -> Digest:
-    """What the units of a tensor, the first of them at position `start`, add to its digest."""
-    if flat.dtype.itemsize == 8:
-        flat, start = flat.view(np.uint32), 2 * start
-    lane1, lane2 = _digest(flat.dtype)(flat, start, _u32(seed[0]), _u32(seed[1]))
-    return Digest(int(lane1), int(lane2))
+    """Digest of a flat contiguous unit view whose first unit stands at position `start` of its tensor."""
+    words = flat.view(np.uint32) if flat.itemsize == 8 else flat
+    at = 2 * start if flat.itemsize == 8 else start
+    lane1 = lane2 = done = 0
+    while done < words.size:
+        low, high = (at + done) & MASK32, (at + done) >> 32
+        count = min(
+            words.size - done, MASK32 + 1 - low
+        )  # the high half is folded into the seeds, so it must not change
+        s1 = np.uint32((seed[0] + high * wire.H1) & MASK32)
+        s2 = np.uint32((seed[1] + high * wire.H2) & MASK32)
+        part1, part2 = _sum_words(words[done : done + count], np.uint32(low), s1, s2)
+        lane1, lane2, done = lane1 + int(part1), lane2 + int(part2), done + count
+    return Digest(lane1 & MASK64, lane2 & MASK64)
 
 
-def digest_change(
-    seed: tuple[int, int], frame: Frame, *, positions: NDArray[np.uint32], old: Units, new: Units
-) -> Digest:
-    """How the digest of a tensor changes when `old` becomes `new` at `positions` of `frame`."""
-    geometry = (frame.base, frame.length, frame.stride)
-    seeds = (_u32(seed[0]), _u32(seed[1]))
-    if old.dtype.itemsize == 8:
-        words = (np.ascontiguousarray(old).view(np.uint32), np.ascontiguousarray(new).view(np.uint32))
-        lane1, lane2 = _change_of_pairs(np.dtype(np.uint32))(positions, *words, *geometry, *seeds)
-    else:
-        lane1, lane2 = _change(old.dtype)(positions, old, new, *geometry, *seeds)
-    return Digest(int(lane1), int(lane2))
-
-
-@numba.njit(inline="always")
-def _mix(x: Any, multiplier: Any) -> Any:  # pragma: no cover - compiled
-    x = _u32(x ^ (x >> _u32(16)))
-    x = _u32(x * multiplier)
-    return _u32(x ^ (x >> _u32(15)))
-
-
-@numba.njit(inline="always")
-def _word(position: Any, bits: Any, s1: Any, s2: Any) -> Any:  # pragma: no cover - compiled
-    low, high = _u32(position & MASK32), _u32(position >> 32)
-    x1 = _u64(_mix(_u32(_u32(low * A1) + _u32(bits * B1) + _u32(high * H1) + s1), M1))
-    x2 = _u64(_mix(_u32(_u32(low * A2) + _u32(bits * B2) + _u32(high * H2) + s2), M2))
-    return _u64(_u64(x2 << _u64(32)) | x1), _u64(x1 * x2)
-
-
-def _digest_kernel(words: Any, start: int, s1: Any, s2: Any) -> Any:  # pragma: no cover - compiled
-    lane1, lane2 = _u64(0), _u64(0)
-    at = 0
-    while at < words.size:
-        position = start + at
-        low, high = position & MASK32, _u32(position >> 32)
-        count = min(words.size - at, (1 << 32) - low)  # inside, the high half of the position stands still
-        c1 = _u32(_u32(_u32(low) * A1) + _u32(high * H1) + s1)
-        c2 = _u32(_u32(_u32(low) * A2) + _u32(high * H2) + s2)
-        for j in range(count):
-            bits = _u32(words[at + j])
-            x1 = _u64(_mix(_u32(_u32(_u32(j) * A1) + _u32(bits * B1) + c1), M1))
-            x2 = _u64(_mix(_u32(_u32(_u32(j) * A2) + _u32(bits * B2) + c2), M2))
-            lane1 += _u64(x2 << _u64(32)) | x1
-            lane2 += x1 * x2
-        at += count
-    return lane1, lane2
-
-
-def _change_kernel(
-    positions: Any, old: Any, new: Any, base: int, length: int, stride: int, s1: Any, s2: Any
-) -> Any:  # pragma: no cover - compiled
-    lane1, lane2 = _u64(0), _u64(0)
-    run_start, run_end = 0, length
-    row = base
-    for k in range(positions.size):
-        q = np.int64(positions[k])
-        if q >= run_end:
-            run = q // length
-            run_start, run_end, row = run * length, (run + 1) * length, base + run * stride
-        at = row + q - run_start
-        n1, n2 = _word(at, _u32(new[k]), s1, s2)
-        o1, o2 = _word(at, _u32(old[k]), s1, s2)
-        lane1 += n1 - o1
-        lane2 += n2 - o2
-    return lane1, lane2
-
-
-def _change_of_pairs_kernel(
-    positions: Any, old: Any, new: Any, base: int, length: int, stride: int, s1: Any, s2: Any
-) -> Any:  # pragma: no cover - compiled
-    lane1, lane2 = _u64(0), _u64(0)
-    for k in range(positions.size):
-        q = np.int64(positions[k])
-        at = 2 * (base + q // length * stride + q % length)
-        for half in range(2):
-            n1, n2 = _word(at + half, new[2 * k + half], s1, s2)
-            o1, o2 = _word(at + half, old[2 * k + half], s1, s2)
-            lane1 += n1 - o1
-            lane2 += n2 - o2
-    return lane1, lane2
-
-
-def _of_words(unit: Any) -> Signature:
-    return (array(unit), INT, U32, U32)
-
-
-def _of_change(unit: Any) -> Signature:
-    return (array(U32), array(unit), array(unit), INT, INT, INT, U32, U32)
-
-
-_digest = compiled(_digest_kernel, _of_words)
-_change = compiled(_change_kernel, _of_change)
-_change_of_pairs = compiled(_change_of_pairs_kernel, _of_change)
+def change_digest(frame: Frame, positions: NDArray[np.uint32], old: Units, new: Units, seed: tuple[int, int]) -> Digest:
+    """What changing `old` to `new` at frame-relative `positions` adds to the tensor's digest."""
+    s1, s2 = np.uint32(seed[0]), np.uint32(seed[1])
+    geometry = (frame.base, max(frame.length, 1), frame.stride)
+    if new.itemsize < 8:
+        lane1, lane2 = _sum_changes(positions, old, new, *geometry, 1, 0, s1, s2)
+        return Digest(int(lane1), int(lane2))
+    result = Digest()
+    for half in (0, 1):
+        words = [np.ascontiguousarray(a.view(np.uint32)[half::2]) for a in (old, new)]
+        lane1, lane2 = _sum_changes(positions, *words, *geometry, 2, half, s1, s2)
+        result = result + Digest(int(lane1), int(lane2))
+    return result
