@@ -1,0 +1,53 @@
+"""A safetensors folder as a weight source: one tensor in memory at a time, in a buffer that the next one reuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.checkpoint.folder import WeightFolder
+from syncline.wire.tensors import COLUMN_SPLIT, TensorTable, split_axis
+from syncline_distributor.weights import UNIT_TYPES, Files
+from syncline_distributor.whole import beside_weights
+
+
+class FolderWeights:
+    """An open checkpoint folder. Its files stay open, so that one that vanishes stays readable until `check` tells."""
+
+    def __init__(self, path: Path, *, column_split: tuple[str, ...] = COLUMN_SPLIT) -> None:
+        """SourceNotReady while the folder is incomplete; SourceInvalid or TiedWeightsDiffer when it can never be
+        read."""
+        self._folder = WeightFolder.open(path)
+        try:
+            self.table: TensorTable = self._folder.table(lambda name, shape: split_axis(name, shape, column_split))
+        except BaseException:
+            self._folder.close()
+            raise
+        largest = max((spec.size_bytes for spec in self.table.tensors), default=0)
+        self._buffer = np.empty(-(-largest // 8), np.uint64)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.close()
+
+    def units(self, tensor: int) -> NDArray[Any]:
+        spec = self.table.tensors[tensor]
+        flat = self._buffer.view(UNIT_TYPES[spec.unit_bytes])[: spec.units]
+        return self._folder.read(spec.name, flat) if flat.size else flat
+
+    def files(self) -> Files:
+        return beside_weights(self._folder.path)
+
+    def check(self) -> None:
+        self._folder.check_unchanged()
+
+    def close(self) -> None:
+        self._folder.close()

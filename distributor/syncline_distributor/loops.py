@@ -1,0 +1,65 @@
+"""Threads that drive ticks: one a concern, so that an anchor never holds up a publish.
+
+A tick does at most one thing and returns seconds until the next, or None when it is done for good. Errors that may pass
+are waited out; being fenced ends that loop and not the process; an error that nobody foresaw ends the loop and shows in
+`/livez`, so that whatever runs the process starts it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from syncline.errors import Fenced, SynclineError
+
+log = structlog.get_logger()
+Tick = Callable[[], float | None]
+ERROR_WAIT_S = 5.0
+
+
+class Loop:
+    """One ticking thread."""
+
+    def __init__(self, name: str, tick: Tick, stop: threading.Event) -> None:
+        self.name = name
+        self._tick = tick
+        self._stop = stop
+        self._thread = threading.Thread(target=self._run, name=f"syncline-{name}", daemon=True)
+        self.error: str | None = None
+        """What the last tick raised; None once one succeeds."""
+        self.broken = False
+        """An error that nobody foresaw ended this loop."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the tick that is running; False when it still is."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        wait: float | None = 0.0
+        while wait is not None and not self._stop.wait(wait):
+            wait = self._once()
+
+    def _once(self) -> float | None:
+        try:
+            wait = self._tick()
+            self.error = None
+            return wait
+        except Fenced as error:
+            self.error = str(error)
+            log.error("stopped for good", loop=self.name, error=str(error), phase=self.name)
+            return None
+        except (SynclineError, OSError) as error:
+            self.error = str(error)
+            log.warning("failed; trying again", loop=self.name, error=str(error), phase=self.name)
+            return ERROR_WAIT_S
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            self.broken = True
+            log.exception("broken", loop=self.name, phase=self.name)
+            return None

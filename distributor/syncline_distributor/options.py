@@ -1,0 +1,164 @@
+"""Flags and environment of `syncline-distributor` to settings. Every flag can be `SYNCLINE_<FLAG>` in the
+environment."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from syncline.errors import SynclineError
+from syncline.logs import LEVELS
+from syncline.store.keys import checked_name
+from syncline_distributor.settings import (
+    AnchorSettings,
+    Completion,
+    NonFinite,
+    PublishSettings,
+    RetentionSettings,
+    ServiceSettings,
+    WatchSettings,
+)
+
+DESCRIPTION = """The trainer's side. `watch` publishes every checkpoint that a trainer writes; `serve` leaves publishing to the
+trainer. Both write anchors and skip deltas, collect what nobody needs, and answer /status, /head, /metrics, /livez and
+/readyz. Exit status: 0 after SIGTERM or SIGINT, 1 when another writer took over, 2 for settings that cannot be used."""
+
+
+def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> ServiceSettings:
+    """Settings from flags, then environment, then defaults. Exits with status 2 for what cannot be used."""
+    parser = argparse.ArgumentParser(prog="syncline-distributor", description=DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("watch", "publish what a trainer writes"), ("serve", "the trainer publishes itself")):
+        command = commands.add_parser(name, help=text, description=DESCRIPTION)
+        _add_common(command, environ)
+        if name == "watch":
+            _add_watch(command, environ)
+    given = parser.parse_args(arguments)
+    try:
+        return _settings(given)
+    except (ValueError, SynclineError) as error:
+        parser.error(str(error))
+
+
+def _flag(
+    parser: argparse.ArgumentParser, environ: Mapping[str, str], name: str, default: str | None, text: str
+) -> None:
+    variable = f"SYNCLINE_{name.upper().replace('-', '_')}"
+    value = environ.get(variable, default)
+    shown = f"{text} ({variable}{'' if default in (None, '') else f', default {default}'})"
+    parser.add_argument(f"--{name}", default=value, required=value is None, help=shown.replace("%", "%%"))
+
+
+def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    publish, anchors, kept = PublishSettings(), AnchorSettings(), RetentionSettings()
+    for name, default, text in (
+        ("store", None, "store of the run: a folder, file:///folder or s3://bucket/prefix?endpoint=…"),
+        ("run", None, "name of the run"),
+        ("view", "main", "name of the view"),
+        ("state-dir", None, "folder for the base, the anchor and files on their way"),
+        ("host", "127.0.0.1", "address to listen on"),
+        ("port", "0", "port to listen on; 0 takes a free one and logs it"),
+        ("workers", "2", "threads that encode and decode"),
+        ("anchor-every", str(anchors.anchor_every), "versions between anchors; 0 is never"),
+        ("anchor-ratio", str(anchors.anchor_ratio), "anchor once deltas exceed this share of all weights; 0 is never"),
+        ("skip-every", str(anchors.skip_every), "versions between skip deltas; 0 is never"),
+        ("max-shard-bytes", str(publish.max_shard_bytes), "largest safetensors file of an anchor"),
+        ("retention", "on", "on or off: collect what nobody needs"),
+        ("lease-seconds", str(kept.lease_period_s), "time between finding an object unneeded and deleting it"),
+        ("keep-anchors", str(kept.keep_anchors), "newest anchors that always stay"),
+        ("keep-versions", str(kept.keep_versions), "newest versions that always stay"),
+        ("sweep-seconds", str(kept.sweep_every_s), "time between sweeps"),
+        ("log-format", "console", "console or json"),
+        ("log-level", "info", f"one of {', '.join(LEVELS)}"),
+    ):
+        _flag(parser, environ, name, default, text)
+
+
+def _add_watch(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    watch = WatchSettings()
+    for name, default, text in (
+        ("source", None, "folder or store url below which the trainer writes checkpoints"),
+        ("subfolder", "", "where the weights are inside a checkpoint"),
+        ("complete", watch.completion.value, "stable, rename or marker: what makes a checkpoint complete"),
+        ("marker", "", "name of the file that completes a checkpoint (implies --complete marker)"),
+        ("stable-polls", str(watch.stable_polls), "polls that must find sizes and times unchanged"),
+        ("poll-seconds", str(watch.poll_s), "time between polls"),
+        ("nonfinite", NonFinite.PUBLISH.value, "Publish or Refuse weights with NaN or Inf"),
+        ("verify-every", "0", "versions between full digests of what is published; 0 is never"),
+    ):
+        _flag(parser, environ, name, default, text)
+    parser.add_argument(
+        "--latest-only",
+        action="store_true",
+        default=environ.get("SYNCLINE_LATEST_ONLY", "").lower() in ("1", "true", "yes"),
+        help="publish only the newest complete checkpoint, not every one in order (SYNCLINE_LATEST_ONLY)",
+    )
+
+
+def _settings(given: argparse.Namespace) -> ServiceSettings:
+    watching = given.command == "watch"
+    if given.retention not in ("on", "off"):
+        raise ValueError(f"--retention is on or off, not {given.retention}")
+    if given.log_level not in LEVELS or given.log_format not in ("console", "json"):
+        raise ValueError(f"--log-format is console or json, --log-level one of {', '.join(LEVELS)}")
+    shard = _at_least(1, given.max_shard_bytes, "--max-shard-bytes")
+    return ServiceSettings(
+        store=given.store,
+        run=checked_name(given.run, "run"),
+        view=checked_name(given.view, "view"),
+        state_dir=Path(given.state_dir),
+        source=given.source if watching else None,
+        host=given.host,
+        port=_at_least(0, given.port, "--port"),
+        workers=_at_least(1, given.workers, "--workers"),
+        log_format=given.log_format,
+        log_level=given.log_level,
+        publish=PublishSettings(
+            nonfinite=NonFinite(given.nonfinite) if watching else NonFinite.PUBLISH,
+            verify_every=_at_least(0, given.verify_every, "--verify-every") if watching else 0,
+            max_shard_bytes=shard,
+        ),
+        anchors=AnchorSettings(
+            anchor_every=_at_least(0, given.anchor_every, "--anchor-every"),
+            anchor_ratio=_seconds(given.anchor_ratio, "--anchor-ratio"),
+            skip_every=_at_least(0, given.skip_every, "--skip-every"),
+            max_shard_bytes=shard,
+        ),
+        retention=RetentionSettings(
+            enabled=given.retention == "on",
+            lease_period_s=_seconds(given.lease_seconds, "--lease-seconds"),
+            keep_anchors=_at_least(1, given.keep_anchors, "--keep-anchors"),
+            keep_versions=_at_least(0, given.keep_versions, "--keep-versions"),
+            sweep_every_s=_seconds(given.sweep_seconds, "--sweep-seconds"),
+        ),
+        watch=_watch(given) if watching else WatchSettings(),
+    )
+
+
+def _watch(given: argparse.Namespace) -> WatchSettings:
+    completion = Completion.MARKER if given.marker else Completion(given.complete)
+    if completion is Completion.MARKER and not given.marker:
+        raise ValueError("--complete marker needs --marker NAME")
+    return WatchSettings(
+        completion=completion,
+        marker=given.marker,
+        stable_polls=_at_least(1, given.stable_polls, "--stable-polls"),
+        poll_s=_seconds(given.poll_seconds, "--poll-seconds"),
+        subfolder=given.subfolder.strip("/"),
+        latest_only=given.latest_only,
+    )
+
+
+def _at_least(least: int, text: str, flag: str) -> int:
+    value = int(text)
+    if value < least:
+        raise ValueError(f"{flag} is at least {least}, not {text}")
+    return value
+
+
+def _seconds(text: str, flag: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError(f"{flag} is a number of at least 0, not {text}")
+    return value

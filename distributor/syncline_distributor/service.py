@@ -1,0 +1,187 @@
+"""The service process: one view of one run, its parts wired together and driven by a thread each.
+
+watch (publishes) · keep (anchors, skip deltas) · sweep (retention) · observe (head, consumers) — and the HTTP server in
+the main thread. They share the store and nothing else but what `/status` reads, so none waits for another. SIGTERM ends
+it between two steps or in the middle of one: both are safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import signal
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from syncline.chain import ChainReader
+from syncline.clock import Clock
+from syncline.errors import NotFound, Rejected
+from syncline.metrics import Metrics
+from syncline.store.base import WeightStore
+from syncline.store.open import open_store
+from syncline.store.probe import probe
+from syncline_distributor.bases import DiskBase
+from syncline_distributor.keeper import Keeper
+from syncline_distributor.loops import Loop, Tick
+from syncline_distributor.publisher import Publisher, run_steps
+from syncline_distributor.server import HeadBell, make_app
+from syncline_distributor.settings import ServiceSettings
+from syncline_distributor.sources import CheckpointSource, FolderSource, StoreSource
+from syncline_distributor.status import Observer, Reporter
+from syncline_distributor.sweeper import Sweeper
+from syncline_distributor.watch import Watch
+
+log = structlog.get_logger()
+KEEP_EVERY_S = 2.0
+GOODBYE_S = 10.0
+"""How long a step that is running may take to end after SIGTERM; cut off, it leaves what a kill would."""
+
+
+class Service:
+    """All parts of one process."""
+
+    def __init__(
+        self, settings: ServiceSettings, store: WeightStore, *, clock: Clock, random: random.Random, metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self._stop = threading.Event()
+        executor = ThreadPoolExecutor(settings.workers, "syncline-work")
+        self.conditional_writes = _probed(store, settings, random, metrics)
+
+        def reader() -> ChainReader:
+            return ChainReader(store, settings.run, settings.view)
+
+        self.publisher: Publisher | None = None
+        self.watch: Watch | None = None
+        if settings.source is not None:
+            self.publisher = Publisher(
+                store,
+                settings.run,
+                view=settings.view,
+                settings=settings.publish,
+                base=DiskBase(settings.state_dir, executor=executor),
+                clock=clock,
+                random=random,
+                metrics=metrics,
+                executor=executor,
+            )
+            self.watch = Watch(
+                self.publisher,
+                open_source(settings, settings.source, clock=clock, random=random),
+                settings.watch,
+                state_dir=settings.state_dir,
+                clock=clock,
+                metrics=metrics,
+                column_split=settings.publish.column_split,
+            )
+        self.observer = Observer(reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s)
+        keeper = Keeper(store, reader(), settings.anchors, settings.state_dir, clock, random, metrics, executor)
+        sweeper = Sweeper(store, reader(), settings.retention, metrics)
+        self.reporter = Reporter(self.observer, keeper, self.publisher, self.watch, [], self.conditional_writes)
+        ticks: dict[str, Tick] = {"observe": self.observer.tick, "keep": lambda: _keep(keeper)}
+        if self.watch is not None:
+            ticks["watch"] = self._watch_tick
+        if settings.retention.enabled:
+            ticks["sweep"] = lambda: self._sweep_tick(sweeper)
+        self.reporter.loops += [Loop(name, tick, self._stop) for name, tick in ticks.items()]
+
+    def start(self) -> None:
+        for loop in self.reporter.loops:
+            loop.start()
+
+    def stop(self) -> None:
+        """Ask every loop to end after its step, and wait a little."""
+        self._stop.set()
+        for loop in self.reporter.loops:
+            if not loop.join(GOODBYE_S):
+                log.warning("a step was cut off", loop=loop.name, phase="stop")
+
+    def _watch_tick(self) -> float | None:
+        assert self.watch is not None and self.publisher is not None
+        try:
+            return self.watch.tick()
+        finally:
+            if self.publisher.head is not None:
+                self.observer.seen(self.publisher.head)
+
+    def _sweep_tick(self, sweeper: Sweeper) -> float:
+        try:
+            swept = sweeper.sweep()
+        except NotFound:
+            return self.settings.retention.sweep_every_s  # no run yet
+        self.reporter.swept = swept
+        self.reporter.deleted += swept.deleted
+        return self.settings.retention.sweep_every_s
+
+
+def _keep(keeper: Keeper) -> float:
+    return 0.0 if run_steps(keeper.steps()) is not None else KEEP_EVERY_S
+
+
+def _probed(store: WeightStore, settings: ServiceSettings, rng: random.Random, metrics: Metrics) -> bool:
+    result = probe(store, f"{settings.run}/{settings.view}/probe", rng)
+    metrics.conditional_writes.set(result.several_writers)
+    if not result.several_writers:
+        log.warning("single-writer mode: this store cannot fence a second writer", detail=result.detail, phase="start")
+    return result.several_writers
+
+
+def open_source(settings: ServiceSettings, url: str, *, clock: Clock, random: random.Random) -> CheckpointSource:
+    """The source that a folder's path or a store's url names."""
+    if url.startswith("s3:"):
+        store = open_store(url, clock=clock, rng=random)
+        return StoreSource(store, settings.state_dir / "incoming", subfolder=settings.watch.subfolder)
+    return FolderSource(Path(url.removeprefix("file://")), subfolder=settings.watch.subfolder)
+
+
+@contextmanager
+def only_one(state_dir: Path) -> Generator[None]:
+    """Hold the state directory for this process. Rejected when another one works in it."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Rejected(f"{state_dir} is in use by another distributor; give each its own --state-dir") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def serve(service: Service) -> int:
+    """Run until SIGTERM or SIGINT. 1 when the publisher was fenced, else 0."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    bell = HeadBell(loop)
+    service.observer.on_head = bell.ring
+    runner = web.AppRunner(make_app(service.reporter, service.metrics, bell), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, service.settings.host, service.settings.port)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    log.info(
+        "listening",
+        address=f"http://{host}:{port}",
+        run=service.settings.run,
+        view=service.settings.view,
+        phase="start",
+    )
+    service.start()
+    await stop.wait()
+    log.info("stopping", run=service.settings.run, view=service.settings.view, phase="stop")
+    await asyncio.to_thread(service.stop)
+    await runner.cleanup()
+    fenced = service.publisher is not None and service.publisher.fenced is not None
+    return 1 if fenced else 0

@@ -1,0 +1,173 @@
+"""Following a trainer's checkpoints: every complete one becomes a version, in the trainer's order, whatever happens to
+a single one.
+
+`tick` does at most one thing and says when to call again; a scheduler or a thread drives it. What was published is
+noted in the version's own labels (`source`, `fingerprint`) and in a file of the state directory, so a restart
+publishes nothing twice. A step that falls is a fork: its parent is looked up in head's ancestry.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from syncline.clock import Clock
+from syncline.errors import LayoutRefused, NonFiniteWeights, Retryable, SourceInvalid, SourceNotReady, TiedWeightsDiffer
+from syncline.metrics import Metrics
+from syncline_distributor.ancestry import ancestry, parent_for
+from syncline_distributor.folder_weights import FolderWeights
+from syncline_distributor.publisher import Published, Publisher
+from syncline_distributor.settings import WatchSettings
+from syncline_distributor.sources import CheckpointSource
+from syncline_distributor.tracking import Found, Tracker, past
+
+log = structlog.get_logger()
+LABELS_READ = 256
+"""Versions whose labels are read at start, from head backwards."""
+NOTES_KEPT = 4096
+BACKOFF_S = (1.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What `/status` says of the source."""
+
+    phase: str = "starting"
+    """starting, idle, publishing, backing-off, stopped."""
+    published: str | None = None
+    """Name of the checkpoint that was published last."""
+    pending: int = 0
+    waiting: dict[str, str] = field(default_factory=dict[str, str])
+    """Checkpoints that are not complete, and why (at most ten)."""
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    """Checkpoints that were given up, and why (at most ten)."""
+    error: str | None = None
+    """What the last publish raised, while it is being tried again."""
+
+
+class Watch:
+    """One source followed into one view."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        source: CheckpointSource,
+        settings: WatchSettings,
+        *,
+        state_dir: Path,
+        clock: Clock,
+        metrics: Metrics,
+        column_split: tuple[str, ...],
+    ) -> None:
+        self._publisher = publisher
+        self._source = source
+        self._settings = settings
+        self._tracker = Tracker(settings)
+        self._notes = state_dir / "published.json"
+        self._clock = clock
+        self._metrics = metrics
+        self._column_split = column_split
+        self._names = (publisher.reader.keys.run, publisher.reader.keys.view)
+        self._log = log.bind(run=self._names[0], view=self._names[1])
+        self._failures = 0
+        self._known: dict[str, str] = {}
+        self._started = False
+        self.state = SourceState()
+        self.last: Published | None = None
+
+    def tick(self) -> float | None:
+        """Do the next thing; seconds until the next call. Fenced passes through once; afterwards None: this writer
+        stopped for good."""
+        if self._publisher.fenced is not None:
+            self._say(phase="stopped", error=self._publisher.fenced)
+            return None
+        try:
+            if not self._started:
+                self._start()
+            ready = self._tracker.update(self._fresh(self._source.scan()))
+            self._say(pending=len(ready), waiting=dict(list(self._tracker.waiting.items())[:10]))
+            if ready:
+                self._take(ready[0])
+            self._failures = 0
+        except Retryable as error:
+            return self._back_off(error)
+        self._say(phase="idle", error=None)
+        return 0.0 if len(ready) > 1 else self._settings.poll_s
+
+    def _start(self) -> None:
+        """Open the publisher and learn what earlier processes published."""
+        self._publisher.open()
+        self._known = _read_notes(self._notes)
+        head = self._publisher.head
+        if head is not None:
+            for _, manifest in zip(range(LABELS_READ), ancestry(self._publisher.reader, head), strict=False):
+                if "fingerprint" in manifest.labels:
+                    self._known[manifest.labels["fingerprint"]] = manifest.labels.get("source", "")
+            for found in self._source.scan():
+                if past(found, head_step=head.step, head_created=head.created_ms / 1000, known=self._known):
+                    self._tracker.done.add(found.fingerprint)
+        self._tracker.done.update(self._known)
+        self._started = True
+
+    def _fresh(self, listed: list[Found]) -> list[Found]:
+        return [f for f in listed if f.fingerprint not in self._tracker.done]
+
+    def _take(self, found: Found) -> None:
+        """Publish one checkpoint, or give it up by name."""
+        self._say(phase="publishing")
+        step = found.step
+        labels = {"source": found.name[:256], "fingerprint": found.fingerprint}
+        try:
+            folder = self._source.fetch(found)
+            with FolderWeights(folder, column_split=self._column_split) as weights:
+                parent = parent_for(self._publisher.reader, self._publisher.head, step)
+                if parent is not None:
+                    self._log.info("the trainer went back", step=step, parent=parent, phase="watch")
+                self.last = self._publisher.publish(weights, step=step, parent=parent, labels=labels)
+        except (SourceNotReady, SourceInvalid, NonFiniteWeights, LayoutRefused, TiedWeightsDiffer) as error:
+            self._give_up(found, error)
+            return
+        finally:
+            self._source.release(found)
+        self._done(found)
+        self._say(published=found.name)
+
+    def _give_up(self, found: Found, error: Exception) -> None:
+        """Skip this checkpoint. One that was only not ready comes again when its files change or rest."""
+        self._metrics.source_errors.labels(*self._names, type(error).__name__).inc()
+        self._log.error("checkpoint skipped", source=found.name, error=str(error), phase="watch")
+        self._say(refused={**dict(list(self.state.refused.items())[-9:]), found.name: str(error)})
+        if isinstance(error, SourceNotReady):
+            self._tracker.postpone(found)
+        else:
+            self._tracker.done.add(found.fingerprint)
+
+    def _done(self, found: Found) -> None:
+        self._tracker.done.add(found.fingerprint)
+        self._known[found.fingerprint] = found.name
+        kept = dict(list(self._known.items())[-NOTES_KEPT:])
+        draft = self._notes.with_suffix(".tmp")
+        draft.write_text(json.dumps(kept))
+        draft.replace(self._notes)
+
+    def _back_off(self, error: Retryable) -> float:
+        self._failures += 1
+        wait = min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(self._failures - 1, 6))
+        self._log.warning("trying again", error=str(error), seconds=wait, phase="watch")
+        self._say(phase="backing-off", error=str(error))
+        return wait
+
+    def _say(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+
+def _read_notes(path: Path) -> dict[str, str]:
+    try:
+        notes: Any = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}  # lost or torn: the labels of the versions say the same
+    return {str(k): str(v) for k, v in notes.items()} if isinstance(notes, dict) else {}
