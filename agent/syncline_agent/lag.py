@@ -21,15 +21,17 @@ class Lag:
     seen: float = 0.0
     """When this node first knew of it (monotonic)."""
     answered: float | None = None
-    """When the store last answered (monotonic)."""
+    """When head was last read (monotonic)."""
     silent: bool = False
     """The last call to the store failed."""
 
-    def store_answered(self) -> None:
-        self.answered = self.clock.monotonic()
-        self.silent = False
+    def head_read(self, at: float | None) -> None:
+        """Head was last read at `at`; what came after it is not known."""
+        if at != self.answered:
+            self.answered, self.silent = at, False
 
     def store_failed(self) -> None:
+        """The store did not answer."""
         self.silent = True
 
     def behind(self, version: int, modified: float | None) -> None:
@@ -38,6 +40,7 @@ class Lag:
             self.version, self.modified, self.seen = version, modified, self.clock.monotonic()
 
     def caught_up(self) -> None:
+        """Nothing that is known of is missing."""
         self.version = None
 
     def seconds(self) -> float:

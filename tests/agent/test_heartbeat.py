@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -96,7 +97,7 @@ def test_heartbeats_come_every_so_often_and_sooner_when_the_applied_version_chan
         if 15 < node.clock.now() - begin < 15.15:
             applied = Applied(LINEAGE, "main", 4, "ef" * 16, True)
             node.status = replace(node.status, applied=applied)
-    gaps = [b - a for a, b in zip(written, written[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(written)]
     assert all(2 <= gap <= 11.2 for gap in gaps)
     assert any(15 < at < 15.5 for at in written)
     assert 4 == node.record().applied
@@ -170,7 +171,7 @@ def test_a_goodbye_says_leaving() -> None:
 
 def test_no_failure_of_the_store_leaves_the_heart() -> None:
     node = Node()
-    faults = RandomFaults(random.Random(3), {k: 0.15 for k in FaultKind})
+    faults = RandomFaults(random.Random(3), dict.fromkeys(FaultKind, 0.15))
     heart = node.over(FaultyStore(node.memory, faults, clock=ManualClock(), rng=random.Random(4)))
     states = set[str]()
     for _ in range(400):
@@ -188,7 +189,7 @@ def test_the_age_of_a_version_does_not_depend_on_the_clock_of_the_node(skew: flo
     lag = Lag(node.clock, node.heart.time)
     committed = node.store_clock.now()
     node.pass_time(7.0)
-    lag.store_answered()
+    lag.head_read(node.clock.now())
     lag.behind(4, committed)
     node.pass_time(5.0)
     assert 12.0 == pytest.approx(lag.seconds())
@@ -199,11 +200,11 @@ def test_the_age_of_a_version_does_not_depend_on_the_clock_of_the_node(skew: flo
 def test_lag_grows_while_the_store_is_silent() -> None:
     node = Node()
     lag = Lag(node.clock, node.heart.time)
-    lag.store_answered()
+    lag.head_read(node.clock.now())
     node.pass_time(5.0)
     assert 0.0 == lag.seconds()
     lag.store_failed()
     node.pass_time(20.0)
     assert 25.0 == lag.seconds()
-    lag.store_answered()
+    lag.head_read(node.clock.now())
     assert 0.0 == lag.seconds()

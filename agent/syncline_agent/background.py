@@ -1,0 +1,248 @@
+"""The node's checkpoint: what an engine starts from, what heals one, and its slow advance beside the serving path.
+
+`NodeCheckpoint` owns `<node-dir>/checkpoint` and `<node-dir>/back`; the follower calls it to join, to go back and to
+heal, `Background` to advance it. One lock orders the two threads; other processes (an engine that is loading) are
+held off by the checkpoint's own file lock. Weight bytes pass through in bounded memory; nothing here touches an
+engine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline.chain import ChainReader, DeltaStep, Plan, SkipStep, plan
+from syncline.checkpoint import Checkpoint, Marker, materialize
+from syncline.checkpoint.download import STREAMS
+from syncline.clock import Clock
+from syncline.delta import Delta
+from syncline.errors import DigestMismatch, LineageChanged, SynclineError
+from syncline.versions import Link
+from syncline.wire.records import ChunkRef, RunRecord
+from syncline.wire.tensors import TensorTable
+from syncline_agent.fetch import Fetcher
+from syncline_agent.nodefiles import NodeFiles
+from syncline_agent.settings import FollowSettings
+from syncline_agent.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A run's view as one node reads it."""
+
+    run: RunRecord
+    reader: ChainReader
+    fetcher: Fetcher
+
+    @property
+    def lineage(self) -> str:
+        return self.run.lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checkpoint folder holds."""
+
+    marker: Marker
+    table: TensorTable
+
+
+class NodeCheckpoint:
+    """The servable checkpoint on this node's disk."""
+
+    def __init__(
+        self, files: NodeFiles, log: FilteringBoundLogger, *, executor: Executor | None = None, streams: int = STREAMS
+    ) -> None:
+        self.path = files.root / "checkpoint"
+        self.back = files.root / "back"
+        self._files = files
+        self._log = log
+        self._executor = executor
+        self._streams = streams
+        self._lock = threading.RLock()
+        self._marker: Marker | None = None
+        self._loaded = False
+
+    def marker(self) -> Marker | None:
+        """What the checkpoint holds; None when there is none that is whole. The first call recovers from a crash."""
+        if self._loaded:
+            return self._marker  # without the lock: an advance that takes minutes must not hold up who only asks
+        with self._lock:
+            if not self._loaded:
+                self._marker = Checkpoint.open(self.path).marker if self.path.is_dir() else None
+                self._loaded = True
+            return self._marker
+
+    def version(self, lineage: str, view: str) -> int | None:
+        """Version on disk, when it is one of this lineage and view."""
+        marker = self.marker()
+        if marker is None or (marker.lineage, marker.view) != (lineage, view):
+            return None
+        return marker.version
+
+    def check_lineage(self, chain: Chain) -> None:
+        """LineageChanged when the disk holds another training under the same run name."""
+        marker = self.marker()
+        if marker is not None and marker.run == chain.run.run and marker.lineage != chain.lineage:
+            raise LineageChanged(
+                f"{self.path} holds run {marker.run} of lineage {marker.lineage}, the store now holds lineage "
+                f"{chain.lineage} under that name: the run name was reused; remove {self.path} to follow the new run"
+            )
+
+    def join(self, chain: Chain, version: int, *, vetoed: Collection[int] = ()) -> None:
+        """Make a version the node's checkpoint, whatever was there before."""
+        with self._lock:
+            self.check_lineage(chain)
+            self._marker = self._materialized(chain, version, self.path, vetoed).marker
+            self._loaded = True
+
+    def second(self, chain: Chain, version: int, *, vetoed: Collection[int] = ()) -> Path:
+        """Another checkpoint beside the node's own, for going back; `drop_second` when it has served."""
+        with self._lock:
+            self._materialized(chain, version, self.back, vetoed)
+            return self.back
+
+    def _materialized(self, chain: Chain, version: int, path: Path, vetoed: Collection[int]) -> Checkpoint:
+        return materialize(
+            chain.reader, version, path, executor=self._executor, vetoed=vetoed, streams=self._streams, log=self._log
+        )
+
+    def contents(self, folder: Path) -> Contents:
+        """What one of this node's checkpoint folders holds, without asking the store. DigestMismatch when nothing
+        whole."""
+        checkpoint = Checkpoint.open(folder)
+        if checkpoint.marker is None:
+            raise DigestMismatch(f"{folder} holds no whole version; it is materialized again")
+        return Contents(checkpoint.marker, checkpoint.table)
+
+    def drop_second(self) -> None:
+        """Remove the second checkpoint."""
+        if self.back.exists():
+            # Renamed first: a half-removed folder must never look like a checkpoint.
+            doomed = self.back.with_name(".back.removed")
+            shutil.rmtree(doomed, ignore_errors=True)
+            self.back.rename(doomed)
+            shutil.rmtree(doomed)
+
+    def advance(self, chain: Chain, version: int) -> bool:
+        """Bring the checkpoint to `version`, by chunks that are on the node as far as they are. False when it is beyond."""
+        with self._lock:
+            marker = self.marker()
+            held = self.version(chain.lineage, chain.reader.keys.view)
+            if marker is None or held is None:
+                self.join(chain, version)
+                return True
+            if held >= version:
+                return held == version
+            way = plan(marker.link, version, chain.reader)
+            if way.start is not None:
+                # A version of other tensors lies between: only an anchor leads over it.
+                self.join(chain, version)
+                return True
+            chunks = chunks_of(way)
+            with self._files.holding(ref.blake3 for ref in chunks):
+                chain.fetcher.fetch(chain.reader.keys, chunks)
+                checkpoint = Checkpoint.open(self.path)
+                deltas = [self._parsed(chain, step) for step in way.deltas]
+                checkpoint.advance([step.manifest for step in way.deltas], deltas)
+            self._marker = checkpoint.marker
+            return True
+
+    def _parsed(self, chain: Chain, step: DeltaStep | SkipStep) -> Delta:
+        chunks = [(ref.blake3, self._files.map(ref.blake3)) for ref in step.chunks]
+        return Delta.parse(chain.reader.table(step.manifest), chain.run.tiling.tiling, chunks)
+
+
+def chunks_of(way: Plan) -> list[ChunkRef]:
+    """Every chunk that a plan's deltas need."""
+    return [ref for step in way.deltas for ref in step.chunks]
+
+
+class Background:
+    """Advances the node checkpoint at leisure, so that a restart starts near head and healing has something to start
+    from."""
+
+    def __init__(
+        self,
+        checkpoint: NodeCheckpoint,
+        chain: Callable[[], Chain | None],
+        status: Callable[[], Status],
+        *,
+        settings: FollowSettings,
+        clock: Clock,
+        advanced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._chain = chain
+        self._status = status
+        self._settings = settings
+        self._clock = clock
+        self._advanced = advanced
+        self._last = clock.monotonic()
+        self._tried: tuple[int, float] | None = None
+        self.error: str | None = None
+
+    def tick(self) -> float:
+        """Advance if it is due; returns the seconds until the next call."""
+        chain, status = self._chain(), self._status()
+        applied = status.applied
+        if chain is None or applied is None or not status.in_service or applied.lineage != chain.lineage:
+            return 1.0
+        boot = self._checkpoint.version(chain.lineage, applied.view)
+        if not self._due(chain, boot, applied.version):
+            return 1.0
+        try:
+            self._checkpoint.advance(chain, applied.version)
+        except SynclineError as error:
+            self.error = f"{self._checkpoint.path} stays at version {boot}: {error}"
+            return self._settings.backoff_max_seconds
+        self.error = None
+        self._last = self._clock.monotonic()
+        self._advanced()
+        return 1.0
+
+    def _due(self, chain: Chain, boot: int | None, applied: int) -> bool:
+        if boot is None:
+            return True
+        if boot >= applied:
+            self._last = self._clock.monotonic()
+            return False
+        late = self._clock.monotonic() - self._last >= self._settings.advance_seconds
+        return late or applied - boot >= self._settings.advance_every or self._anchor_between(chain, boot, applied)
+
+    def _anchor_between(self, chain: Chain, boot: int, applied: int) -> bool:
+        """Whether an anchor newer than the disk exists; asked for at most once an applied version and minute."""
+        now = self._clock.monotonic()
+        if self._tried is not None and (self._tried[0] == applied or now - self._tried[1] < 60):
+            return False
+        self._tried = applied, now
+        try:
+            return any(boot < version <= applied for version in chain.reader.anchors())
+        except SynclineError:
+            return False
+
+
+def path_chunks(chain: Chain, boot: int | None, applied: int, budget_bytes: int) -> list[str]:
+    """Chunks that lead from the node checkpoint to what is applied, the oldest first, as far as a budget allows.
+
+    They are on the node already: kept, the checkpoint's next advance fetches nothing.
+    """
+    if boot is None or boot >= applied:
+        return []
+    try:
+        way = plan(Link(chain.lineage, boot, None, 1), applied, chain.reader)
+    except SynclineError:
+        return []
+    names: list[str] = []
+    for ref in chunks_of(way):
+        budget_bytes -= ref.size
+        if budget_bytes < 0:
+            break
+        names.append(ref.blake3)
+    return names

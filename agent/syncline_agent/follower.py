@@ -1,0 +1,404 @@
+"""The follower: the one loop of the node. It reads head, plans, fetches, stages, commits, and proves what it cannot
+trust.
+
+A state machine without threads: `tick` does one phase and returns the seconds until the next, so a process drives it
+from a thread and a simulation drives many from one seeded scheduler. Phases follow each other Idle -> (Join) -> Plan
+-> Fetch -> Stage -> Commit -> Idle; every failure ends in Failed and starts again from Idle, that is from what the
+engine says it holds, never from what this object remembers. A version is committed only when the engine has predicted
+its digest, and no delta is applied to another base than its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline import faults
+from syncline.clock import Clock
+from syncline.errors import (
+    EngineUncertain,
+    LayoutRefused,
+    LineageChanged,
+    NotFound,
+    StoreUnavailable,
+    SynclineError,
+)
+from syncline.wire.records import VersionManifest
+from syncline_agent.background import Chain, NodeCheckpoint, path_chunks
+from syncline_agent.choosing import Chooser
+from syncline_agent.engine import Applied, CommitResult, Engine, EngineDescription
+from syncline_agent.healing import Healer
+from syncline_agent.heartbeat import Heart
+from syncline_agent.lag import Lag
+from syncline_agent.nodefiles import NodeFiles
+from syncline_agent.policy import Target, TargetFile
+from syncline_agent.reporting import Reporter
+from syncline_agent.settings import FollowSettings
+from syncline_agent.status import ApplyPath, LastSync, Phase
+from syncline_agent.syncing import Sync
+from syncline_agent.ways import Ways, check_digest
+
+WORK = (Phase.JOIN, Phase.PLAN, Phase.FETCH, Phase.STAGE, Phase.COMMIT, Phase.HEAL)
+"""Phases whose seconds are measured."""
+
+
+class Follower:
+    """One node following one target file."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        chains: Callable[[str, str], Chain],
+        files: NodeFiles,
+        checkpoint: NodeCheckpoint,
+        targets: TargetFile,
+        heart: Heart,
+        reporter: Reporter,
+        settings: FollowSettings,
+        clock: Clock,
+        random: random.Random,
+        log: FilteringBoundLogger,
+    ) -> None:
+        """`chains` makes what reads (run, view); it raises what the store raises."""
+        self._engine = engine
+        self._chains = chains
+        self._files = files
+        self._checkpoint = checkpoint
+        self._targets = targets
+        self._heart = heart
+        self._report = reporter
+        self._settings = settings
+        self._clock = clock
+        self._random = random
+        self._log = log
+        self._ways = Ways(files, checkpoint, heart, reporter)
+        self._healer = Healer(engine, files, checkpoint, log)
+        self._chooser = Chooser(clock=clock, veto_seconds=settings.veto_seconds)
+        self._lag = Lag(clock, heart.time)
+        self._phase = Phase.IDLE
+        self._began = clock.monotonic()
+        self._target: Target | None = None
+        self._chain: Chain | None = None
+        self._applied: Applied | None = None
+        self._described: EngineDescription | None = None
+        self._wanted: VersionManifest | None = None
+        self._sync: Sync | None = None
+        self._came_from: int | None = None
+        """Where a commit that failed half-way started from."""
+        self._failures = 0
+        self._error: str | None = None
+        self._silence = ""
+        """Why the engine could not be described."""
+
+    @property
+    def chain(self) -> Chain | None:
+        """What is followed now; the background reads it from its own thread."""
+        return self._chain
+
+    def tick(self) -> float:
+        """Do one phase; returns the seconds to wait before the next call. Raises nothing of Syncline's."""
+        self._began, phase = self._clock.monotonic(), self._phase
+        try:
+            delay = self._step()
+        except SynclineError as error:
+            delay = self._failed(error)
+        if phase in WORK:
+            seconds = self._clock.monotonic() - self._began
+            self._report.took(phase.value.lower(), seconds)
+            if self._sync is not None:
+                self._sync.spent(phase, seconds)
+        self._publish()
+        return delay
+
+    def _step(self) -> float:
+        target = self._targets.poll()
+        if target is None:
+            self._error = self._targets.error
+            return self._poll_delay()
+        if target != self._target:
+            if self._sync is not None:
+                self._drop_sync()
+            if self._target is None or (target.run, target.view) != (self._target.run, self._target.view):
+                self._chain = None
+            self._target, self._failures = target, 0
+            self._phase = Phase.IDLE
+        if self._phase is Phase.JOIN:
+            return self._join(target)
+        if self._phase is Phase.HEAL:
+            return self._heal(target)
+        if self._sync is None or self._chain is None:
+            return self._idle(target)
+        if self._phase is Phase.PLAN:
+            return self._plan(self._chain, self._sync)
+        if self._phase is Phase.FETCH:
+            return self._fetch(self._chain, self._sync, target)
+        if self._phase is Phase.STAGE:
+            return self._stage(self._chain, self._sync)
+        return self._commit(self._chain, self._sync, target)
+
+    # --- Idle: what is served, what should be, and is there anything to do
+
+    def _idle(self, target: Target) -> float:
+        described = self._describe()
+        chain = self._followed(target)
+        if chain is None:
+            return self._poll_delay()
+        applied = self._applied
+        if applied is not None and not applied.proven:
+            return self._enter(Phase.HEAL)
+        if applied is None and self._checkpoint.version(chain.lineage, target.view) is None:
+            return self._enter(Phase.JOIN)
+        wanted = self._wanted = self._chooser.choose(chain, target)
+        self._lag.head_read(self._chooser.head_at)
+        self._error = self._chooser.remark
+        if described is None:
+            self._error = f"no engine to commit to ({self._silence}); waiting for one"
+            return self._enter(Phase.IDLE, self._poll_delay())
+        if applied is None:
+            self._error = (
+                described.error or "the engine holds no version yet; waiting until it has loaded the checkpoint"
+            )
+            return self._enter(Phase.FAILED if described.error else Phase.IDLE, self._poll_delay())
+        if (applied.lineage, applied.view) != (chain.lineage, target.view):
+            raise LineageChanged(
+                f"the engine serves view {applied.view} of lineage {applied.lineage}, run {target.run} is view "
+                f"{target.view} of lineage {chain.lineage}: the run name was reused, or the target names another run; "
+                "restart the engine on a new node directory"
+            )
+        if wanted is None or wanted.version == applied.version:
+            return self._rest(wanted, applied, target)
+        self._note_behind(chain, applied, wanted)
+        if target.suspend:
+            return self._enter(Phase.SUSPENDED, self._poll_delay())
+        self._sync = Sync(wanted, applied, self._clock.monotonic(), modified=self._lag.modified)
+        return self._enter(Phase.PLAN)
+
+    def _rest(self, wanted: VersionManifest | None, applied: Applied, target: Target) -> float:
+        if wanted is not None:
+            check_digest(applied, wanted)
+        self._failures = 0
+        self._ways.arrived()
+        self._lag.caught_up()
+        return self._enter(Phase.SUSPENDED if target.suspend else Phase.IDLE, self._poll_delay())
+
+    def _describe(self) -> EngineDescription | None:
+        try:
+            self._described = self._engine.describe()
+            self._applied = self._described.applied
+        except SynclineError as error:
+            self._silence = str(error)
+            self._described = self._applied = None
+            self._came_from = None  # an engine that comes back has loaded afresh
+        return self._described
+
+    def _followed(self, target: Target) -> Chain | None:
+        if self._chain is None:
+            try:
+                chain = self._chains(target.run, target.view)
+            except NotFound:
+                self._error = f"run {target.run} does not exist in the store yet; waiting for its first version"
+                return None
+            self._checkpoint.check_lineage(chain)
+            self._chain = chain
+        return self._chain
+
+    def _note_behind(self, chain: Chain, applied: Applied, wanted: VersionManifest) -> None:
+        oldest = applied.version + 1 if wanted.version > applied.version else wanted.version
+        if self._lag.version != oldest:
+            self._lag.behind(oldest, self._chooser.committed_at(chain, range(oldest, wanted.version + 1)))
+
+    # --- Join: a checkpoint for an engine to start from
+
+    def _join(self, target: Target) -> float:
+        chain = self._followed(target)
+        if chain is None:
+            return self._enter(Phase.IDLE, self._poll_delay())
+        # The lease comes before the listing: what is planned from the listing cannot be collected any more.
+        with self._heart.lease(
+            chain.reader.keys, chain.lineage, owner=self._report.status.identity.node, version=target.pinned
+        ):
+            wanted = self._wanted = self._chooser.choose(chain, target, afresh=True)
+            if wanted is None:
+                self._error = self._chooser.remark
+                return self._enter(Phase.IDLE, self._poll_delay())
+            self._log.info("joining", run=target.run, version=wanted.version)
+            self._checkpoint.join(chain, wanted.version, vetoed=self._chooser.vetoes)
+            self._publish()
+            self._heart.beat(self._report.status)  # from here on the heartbeat keeps what the lease kept
+        self._failures, self._error = 0, None
+        return self._enter(Phase.IDLE)
+
+    # --- Plan, Fetch, Stage, Commit
+
+    def _plan(self, chain: Chain, sync: Sync) -> float:
+        if sync.target.version < sync.applied.version and not sync.coalesced and sync.path is ApplyPath.DELTA:
+            sync.path = ApplyPath.UNDO  # cheaper than anything that could be planned, if the engine still keeps it
+            return self._enter(Phase.COMMIT)
+        sync.way = self._ways.plan(chain, sync, self._chooser.vetoes)
+        faults.reach("apply.planned")
+        return self._enter(Phase.FETCH)
+
+    def _fetch(self, chain: Chain, sync: Sync, target: Target) -> float:
+        self._ways.bring(chain, sync, self._chooser.vetoes)
+        faults.reach("apply.fetched")
+        if sync.coalesced:
+            return self._enter(Phase.STAGE)
+        # Once more before staging: versions and vetoes that came while chunks did. They go into the same commit.
+        sync.coalesced = True
+        newest = self._chooser.choose(chain, target, afresh=True)
+        if newest is None or newest.version == sync.target.version:
+            return self._enter(Phase.STAGE)
+        if newest.version == sync.applied.version:
+            self._drop_sync()
+            return self._enter(Phase.IDLE)
+        if sync.checkpoint is not None and sync.target.version not in self._chooser.vetoes:
+            return self._enter(Phase.STAGE)  # a whole checkpoint was brought for this target; deltas lead on from it
+        self._wanted = sync.target = newest
+        sync.checkpoint = None
+        return self._enter(Phase.PLAN)
+
+    def _stage(self, chain: Chain, sync: Sync) -> float:
+        staged = self._engine.stage(sync.request(chain, self._files))
+        sync.changed = staged.changed
+        self._report.staged(staged.staged_bytes)
+        faults.reach("apply.staged")
+        return self._enter(Phase.COMMIT)
+
+    def _commit(self, chain: Chain, sync: Sync, target: Target) -> float:
+        if sync.path is ApplyPath.UNDO:
+            try:
+                result = self._engine.undo(sync.target.version)
+            except LayoutRefused:
+                sync.path = ApplyPath.CHECKPOINT
+                return self._enter(Phase.PLAN)
+            self._engine.sweep()
+        else:
+            result = self._engine.commit(sync.target.version, target.policy)
+        faults.reach("apply.committed")
+        if result.digest != sync.target.digest:
+            raise EngineUncertain(
+                f"version {result.version} was committed with digest {result.digest}, not {sync.target.digest}"
+            )
+        self._done(chain, sync, result)
+        return self._enter(Phase.IDLE)
+
+    def _done(self, chain: Chain, sync: Sync, result: CommitResult) -> None:
+        sync.spent(Phase.COMMIT, self._clock.monotonic() - self._began)
+        last = LastSync(
+            version=result.version,
+            came_from=sync.applied.version,
+            seconds=dict(sync.seconds),
+            total_seconds=self._clock.monotonic() - sync.began,
+            behind_seconds=self._lag.age(sync.modified),
+            pause_seconds=result.pause_seconds,
+            bytes=sync.fetched_bytes,
+            changed=sync.changed,
+        )
+        self._report.committed(last, sync.path)
+        self._log.info(
+            "committed",
+            run=chain.reader.keys.run,
+            version=last.version,
+            base=last.came_from,
+            path=sync.path.value,
+            pause_seconds=round(last.pause_seconds, 6),
+            total_seconds=round(last.total_seconds, 6),
+        )
+        self._sync, self._came_from, self._failures, self._error = None, None, 0, None
+        self._ways.arrived()
+        self._lag.caught_up()
+        self._describe()
+        self._checkpoint.drop_second()
+        boot = self._checkpoint.version(chain.lineage, chain.reader.keys.view)
+        self._files.prune(path_chunks(chain, boot, result.version, self._settings.keep_chunk_bytes))
+
+    # --- Heal: bits in doubt
+
+    def _heal(self, target: Target) -> float:
+        chain = self._chain
+        if chain is None or self._describe() is None:
+            return self._enter(Phase.IDLE, self._backoff())
+        fallback = self._wanted.version if self._wanted is not None else None
+        healed = self._healer.heal(chain, came_from=self._came_from, fallback=fallback, policy=target.policy)
+        self._log.info("healed", run=target.run, version=healed.version)
+        self._came_from, self._failures, self._error = None, 0, None
+        self._describe()
+        return self._enter(Phase.IDLE)
+
+    # --- failures
+
+    def _failed(self, error: SynclineError) -> float:
+        sync, phase = self._sync, self._phase
+        self._failures += 1
+        self._error = str(error)
+        self._log.warning(
+            "failed", phase=phase.value, reason=type(error).__name__, error=str(error), failures=self._failures
+        )
+        self._report.retried(type(error).__name__)
+        if isinstance(error, StoreUnavailable):
+            self._lag.store_failed()
+        if sync is not None:
+            if isinstance(error, EngineUncertain):
+                self._came_from = sync.applied.version
+            self._ways.learn(error, phase, sync)
+            self._drop_sync()
+        self._describe()
+        if isinstance(error, EngineUncertain) or phase is Phase.HEAL:
+            self._report.mismatched(phase)
+            delay = 0.0 if phase is not Phase.HEAL else self._backoff()
+            return self._enter(Phase.HEAL if self._described is not None else Phase.IDLE, delay)
+        return self._enter(Phase.FAILED, self._backoff())
+
+    def _drop_sync(self) -> None:
+        self._sync = None
+        if self._phase in (Phase.STAGE, Phase.COMMIT):
+            try:
+                self._engine.discard()
+            except SynclineError as error:
+                self._log.info("could not discard what is staged", error=str(error))
+
+    # --- pacing and status
+
+    def _enter(self, phase: Phase, delay: float = 0.0) -> float:
+        self._phase = phase
+        return delay
+
+    def _poll_delay(self) -> float:
+        return self._settings.poll_seconds * (1.0 + self._random.uniform(0.0, self._settings.poll_jitter))
+
+    def _backoff(self) -> float:
+        bound = min(
+            self._settings.backoff_max_seconds, self._settings.backoff_seconds * 2 ** min(self._failures - 1, 10)
+        )
+        return self._random.uniform(bound / 2, bound)
+
+    def _publish(self) -> None:
+        target, chain, applied, wanted = self._target, self._chain, self._applied, self._wanted
+        head = self._chooser.head
+        view = target.view if target is not None else "main"
+        known = applied is not None and wanted is not None and chain is not None and applied.lineage == chain.lineage
+        self._report.say(
+            run=target.run if target is not None else None,
+            view=view,
+            generation=target.generation if target is not None else 0,
+            target_error=self._targets.error,
+            pinned=target.pinned if target is not None else None,
+            suspended=target.suspend if target is not None else False,
+            mode=target.mode if target is not None else self._report.status.mode,
+            policy=target.policy if target is not None else self._report.status.policy,
+            phase=self._phase,
+            lineage=chain.lineage if chain is not None else None,
+            head=head.version if head is not None else None,
+            target=wanted.version if wanted is not None else None,
+            applied=applied,
+            engine=self._described,
+            in_service=applied is not None and applied.proven and self._phase is not Phase.HEAL,
+            lag_versions=abs(wanted.version - applied.version) if known and applied and wanted else 0,
+            lag_seconds=self._lag.seconds(),
+            boot=self._checkpoint.version(chain.lineage, view) if chain is not None else None,
+            error=self._error,
+            failures=self._failures,
+        )

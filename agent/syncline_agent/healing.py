@@ -1,0 +1,80 @@
+"""Making a replica whole again whose bits are in doubt: sweep, else undo, else a whole checkpoint; and then a sweep
+that matches.
+
+Called by the follower when an engine failed after its first write, or says that what it serves is not proven. The
+replica is out of service meanwhile. The node's own checkpoint is enough, so an outage of the store does not keep a
+replica broken; the follower goes on to the target from there by deltas.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline.errors import DigestMismatch, EngineUncertain, FormatInvalid, LayoutRefused
+from syncline.versions import Policy
+from syncline_agent.background import Chain, NodeCheckpoint
+from syncline_agent.engine import Applied, Engine, StageRequest
+from syncline_agent.nodefiles import NodeFiles
+
+DOUBT = (DigestMismatch, EngineUncertain, LayoutRefused)
+"""This way did not lead to proven bits; another may."""
+
+
+class Healer:
+    """One attempt a call; what it cannot do now it raises."""
+
+    def __init__(self, engine: Engine, files: NodeFiles, checkpoint: NodeCheckpoint, log: FilteringBoundLogger) -> None:
+        self._engine = engine
+        self._files = files
+        self._checkpoint = checkpoint
+        self._log = log
+
+    def heal(self, chain: Chain, *, came_from: int | None, fallback: int | None, policy: Policy) -> Applied:
+        """Bring the engine to some proven version of the chain and return it.
+
+        `came_from` is the version that a failed commit started from, `fallback` one to materialize when the disk is
+        of no use. EngineUnavailable when the engine went away, DigestMismatch or EngineUncertain when nothing helped
+        yet.
+        """
+        try:
+            return self._engine.sweep()
+        except DOUBT as error:
+            self._log.warning("found bits in doubt", error=str(error))
+        if came_from is not None:
+            try:
+                self._engine.undo(came_from)
+                return self._engine.sweep()
+            except DOUBT as error:
+                self._log.warning("could not undo", version=came_from, error=str(error))
+        if self._checkpoint.version(chain.lineage, chain.reader.keys.view) is not None:
+            try:
+                return self._whole(chain, self._checkpoint.path, policy)
+            except (*DOUBT, FormatInvalid) as error:
+                self._log.warning("could not heal from the node checkpoint", error=str(error))
+                if fallback is None:
+                    raise
+        if fallback is None:
+            raise EngineUncertain("the engine's bits are in doubt and no version is known to restore; waiting for head")
+        try:
+            return self._whole(chain, self._checkpoint.second(chain, fallback), policy)
+        finally:
+            self._checkpoint.drop_second()
+
+    def _whole(self, chain: Chain, folder: Path, policy: Policy) -> Applied:
+        held = self._checkpoint.contents(folder)
+        request = StageRequest(
+            lineage=held.marker.lineage,
+            view=held.marker.view,
+            base=held.marker.version,
+            base_digest=held.marker.digest,
+            target=held.marker.version,
+            target_digest=held.marker.digest,
+            table=self._files.table(held.table, held.table.ref()),
+            tiling=held.marker.tiling.tiling,
+            checkpoint=folder,
+        )
+        self._engine.stage(request)
+        self._engine.commit(held.marker.version, policy)
+        return self._engine.sweep()

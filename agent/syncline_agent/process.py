@@ -1,0 +1,135 @@
+"""The agent process: builds the parts, drives them from threads, serves HTTP, says goodbye. Knows no rule of
+following."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+from structlog.typing import FilteringBoundLogger
+
+from syncline.chain import ChainReader
+from syncline.clock import Clock
+from syncline.metrics import Metrics
+from syncline.store.base import WeightStore
+from syncline.store.open import open_store
+from syncline.store.retrying import RetryPolicy
+from syncline_agent.background import Background, Chain, NodeCheckpoint
+from syncline_agent.driving import Driven
+from syncline_agent.engine import Engine
+from syncline_agent.fetch import Fetcher, Source
+from syncline_agent.follower import Follower
+from syncline_agent.heartbeat import Heart
+from syncline_agent.nodefiles import NodeFiles
+from syncline_agent.policy import TargetFile
+from syncline_agent.reporting import Reporter
+from syncline_agent.server import make_app
+from syncline_agent.settings import AgentSettings
+from syncline_agent.sources import FirstOf
+from syncline_agent.status import Identity
+
+# The follower has its own, longer patience, and says meanwhile what it waits for.
+STORE_PATIENCE = RetryPolicy(first_s=0.05, most_s=0.5, deadline_s=2.0)
+
+
+class Node:
+    """All parts of one node, wired, none of them running."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        engine: Engine,
+        *,
+        sources: Sequence[Source],
+        consumers: WeightStore,
+        clock: Clock,
+        random: random.Random,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+        workers: int | None = None,
+    ) -> None:
+        """`workers` None fetches in the caller's thread, as a simulation must."""
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="fetch") if workers else None
+        self.files = NodeFiles(settings.node_dir)
+        self.checkpoint = NodeCheckpoint(self.files, log, executor=pool, streams=workers or 1)
+        self.reporter = Reporter(Identity(settings.cluster, settings.namespace, settings.pool, settings.node), metrics)
+        self.heart = Heart(consumers, self.reporter.read, settings=settings.heart, clock=clock, random=_derived(random))
+        self.follower = Follower(
+            engine=engine,
+            chains=_chains(sources, self.files, self.reporter, pool),
+            files=self.files,
+            checkpoint=self.checkpoint,
+            targets=TargetFile(settings.target),
+            heart=self.heart,
+            reporter=self.reporter,
+            settings=settings.follow,
+            clock=clock,
+            random=_derived(random),
+            log=log,
+        )
+        self.background = Background(
+            self.checkpoint, lambda: self.follower.chain, self.reporter.read, settings=settings.follow, clock=clock
+        )
+
+
+def _derived(parent: random.Random) -> random.Random:
+    """A generator of its own for each thread, replayable from the parent's seed."""
+    return random.Random(parent.getrandbits(64))
+
+
+def _chains(
+    sources: Sequence[Source], files: NodeFiles, reporter: Reporter, pool: ThreadPoolExecutor | None
+) -> Callable[[str, str], Chain]:
+    store = sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources])
+
+    def make(run: str, view: str) -> Chain:
+        reader = ChainReader(store, run, view)
+        fetcher = Fetcher(sources, files, executor=pool, fetched=reporter.fetched, retried=reporter.retried)
+        return Chain(reader.run_record(), reader, fetcher)
+
+    return make
+
+
+def open_sources(settings: AgentSettings, *, clock: Clock, metrics: Metrics) -> list[Source]:
+    """The stores of the settings, nearest first, called mirror and origin."""
+    stores = [open_store(url, clock=clock, metrics=metrics, policy=STORE_PATIENCE) for url in settings.stores]
+    names = ["origin"] if len(stores) == 1 else ["mirror", *(f"mirror{i}" for i in range(2, len(stores))), "origin"]
+    return [Source(name, store) for name, store in zip(names, stores, strict=True)]
+
+
+async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: FilteringBoundLogger) -> None:
+    """Run the node until SIGTERM or SIGINT; then say goodbye to the store."""
+    machines = [
+        Driven("follower", node.follower.tick, log),
+        Driven("heart", node.heart.tick, log),
+        Driven("background", node.background.tick, log),
+    ]
+    app = make_app(
+        node.reporter.read,
+        heartbeats=lambda: node.heart.state,
+        alive=lambda: machines[0].alive,
+        registry=metrics.registry,
+    )
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port)
+        await site.start()
+        log.info("serving", host=settings.host, port=runner.addresses[0][1], socket=str(settings.socket))
+        for machine in machines:
+            machine.start()
+        await stop.wait()
+    finally:
+        log.info("stopping")
+        for machine in reversed(machines):
+            await asyncio.to_thread(machine.stop)
+        await asyncio.to_thread(node.heart.beat, node.reporter.status, leaving=True)
+        await runner.cleanup()

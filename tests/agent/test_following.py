@@ -1,0 +1,440 @@
+"""Following a run: join, deltas, pins, vetoes, holes, corrupt chunks, outages — and what is served is always what was published."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syncline.clock import ManualClock
+from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
+from syncline.store.keys import RunKeys
+from syncline.store.memory import MemoryStore
+from syncline_agent.settings import FollowSettings
+from syncline_agent.status import ApplyPath, Phase
+from syncline_distributor.vetoes import mark_bad, unmark
+
+KEYS = RunKeys("run").view()
+
+
+class Counting:
+    """A store that counts calls, and notes the order of some."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.calls: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(key: str = "", *args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, key))
+            return found(key, *args, **kwargs)
+
+        return call
+
+
+def scripted(world: Any, *script: tuple[str, str, FaultKind]) -> FaultyStore:
+    faults = ScriptedFaults([(operation, part, Fault(kind)) for operation, part, kind in script])
+    return FaultyStore(world.store, faults, clock=world.clock, rng=random.Random(1))
+
+
+def test_a_node_joins_an_engine_starts_from_its_checkpoint_and_follows(world: Any) -> None:
+    world.publish(3)
+    replica = world.replica()
+    world.follow(replica, 3)
+    assert 3 == replica.node.reporter.status.boot
+    world.publish()
+    status = world.follow(replica, 4)
+    assert ApplyPath.DELTA == status.apply_path
+    assert status.last_sync is not None
+    assert (4, 3) == (status.last_sync.version, status.last_sync.came_from)
+    assert {"plan", "fetch", "stage", "commit"} == set(status.last_sync.seconds)
+    assert 15 == status.last_sync.changed
+
+
+def test_a_node_that_starts_before_the_run_waits_for_its_first_version(world: Any) -> None:
+    replica = world.replica()
+    status = world.run(replica, lambda s: s.error is not None)
+    assert "does not exist" in status.error
+    world.publish()
+    world.follow(replica, 1)
+
+
+def test_several_versions_go_into_one_commit(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish(6)
+    status = world.follow(replica, 7)
+    assert status.last_sync is not None
+    assert (7, 1) == (status.last_sync.version, status.last_sync.came_from)
+
+
+def test_versions_that_come_during_the_fetch_go_into_the_same_commit(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish()
+    world.run(replica, lambda s: s.phase is Phase.FETCH)
+    assert 2 == replica.node.reporter.status.target
+    world.publish(2)
+    status = world.follow(replica, 4)
+    assert status.last_sync is not None
+    assert 1 == status.last_sync.came_from
+
+
+def test_a_trainer_that_publishes_without_pause_does_not_starve_the_engine(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    newest, applied = 1, set[int]()
+    for _ in range(40):
+        newest = world.publish()
+        world.clock.advance(replica.node.follower.tick())
+        applied.add(replica.serving.version)
+    assert len(applied) >= 5
+    world.follow(replica, newest)
+
+
+def test_a_joiner_takes_its_lease_before_it_lists_and_lets_go_when_its_heartbeat_stands(world: Any) -> None:
+    world.publish(2)
+    counting = Counting(world.store)
+    replica = world.replica(stores={"origin": counting})
+    world.follow(replica, 2)
+    put = next(i for i, (call, key) in enumerate(counting.calls) if call == "put" and key.startswith(KEYS.leases))
+    anchors = next(i for i, (call, key) in enumerate(counting.calls) if call == "list_after" and key == KEYS.anchors)
+    gone = next(i for i, (call, key) in enumerate(counting.calls) if call == "delete" and key.startswith(KEYS.leases))
+    beats = [i for i, (call, key) in enumerate(counting.calls) if call == "put" and key.startswith(KEYS.consumers)]
+    assert put < anchors < gone
+    assert any(anchors < i < gone for i in beats)
+
+
+def test_an_idle_node_asks_the_store_less_than_once_a_second(world: Any) -> None:
+    world.publish(2)
+    counting = Counting(world.store)
+    replica = world.replica(stores={"origin": counting})
+    world.follow(replica, 2)
+    counting.calls.clear()
+    begin = world.clock.now()
+    follower_due = heart_due = background_due = begin
+    while world.clock.now() < begin + 1800:
+        now = world.clock.now()
+        if now >= follower_due:
+            follower_due = now + replica.node.follower.tick()
+        if now >= heart_due:
+            heart_due = now + replica.node.heart.tick()
+        if now >= background_due:
+            background_due = now + replica.node.background.tick()
+        world.pass_time(max(0.001, min(follower_due, heart_due, background_due) - now))
+    assert 1.0 >= len(counting.calls) / (world.clock.now() - begin)
+
+
+def test_pinned_to_an_older_version_and_back_by_undo(world: Any) -> None:
+    world.publish(3)
+    replica = world.replica()
+    world.follow(replica, 3)
+    world.publish()
+    world.follow(replica, 4)
+    world.aim(replica, pinned=3)
+    status = world.follow(replica, 3)
+    assert (ApplyPath.UNDO, 3) == (status.apply_path, status.pinned)
+    world.aim(replica)
+    assert ApplyPath.DELTA == world.follow(replica, 4).apply_path
+
+
+def test_pinned_far_back_is_staged_from_a_second_checkpoint(world: Any) -> None:
+    world.publish(6)
+    replica = world.replica()
+    world.follow(replica, 6)
+    world.aim(replica, pinned=2)
+    status = world.follow(replica, 2)
+    assert ApplyPath.CHECKPOINT == status.apply_path
+    assert 6 == status.boot
+    assert not replica.node.checkpoint.back.exists()
+    world.aim(replica, pinned=5)
+    assert ApplyPath.DELTA == world.follow(replica, 5).apply_path
+    world.aim(replica)
+    world.follow(replica, 6)
+
+
+def test_going_back_to_a_version_after_the_disks_uses_the_disk(world: Any) -> None:
+    world.publish(1)
+    replica = world.replica()
+    world.follow(replica, 1)
+    for _ in range(3):
+        world.follow(replica, world.publish())
+    world.aim(replica, pinned=2)
+    status = world.follow(replica, 2)
+    assert (ApplyPath.CHECKPOINT, 2) == (status.apply_path, status.boot)
+
+
+def test_pinned_to_a_version_that_does_not_exist_yet_waits_and_says_so(world: Any) -> None:
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    world.aim(replica, pinned=4)
+    status = world.run(replica, lambda s: s.error is not None)
+    assert "not committed yet" in status.error
+    assert status.in_service
+    world.publish(3)
+    world.follow(replica, 4)
+
+
+def test_a_vetoed_version_is_skipped(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish(2)
+    mark_bad(world.reader, 3, "reward fell", clock=world.clock)
+    world.follow(replica, 2)
+    world.publish()
+    status = world.follow(replica, 4)
+    assert status.last_sync is not None
+    assert 2 == status.last_sync.came_from
+
+
+def test_a_version_vetoed_while_it_is_served_is_left(world: Any) -> None:
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    world.follow(replica, world.publish())
+    mark_bad(world.reader, 3, "reward fell", clock=world.clock)
+    assert ApplyPath.UNDO == world.follow(replica, 2).apply_path
+    unmark(world.reader, 3)
+    world.follow(replica, 3)
+
+
+def test_a_version_vetoed_while_its_chunks_are_fetched_is_never_served(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish()
+    world.run(replica, lambda s: s.phase is Phase.FETCH)
+    mark_bad(world.reader, 2, "reward fell", clock=world.clock)
+    for _ in range(10):
+        world.pass_time(replica.node.follower.tick())
+        assert 1 == replica.serving.version
+
+
+def test_a_suspended_node_stays_where_it_is_and_goes_on_later(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.aim(replica, suspend=True)
+    world.publish()
+    status = world.run(replica, lambda s: s.phase is Phase.SUSPENDED and s.lag_versions == 1)
+    for _ in range(20):
+        world.pass_time(replica.node.follower.tick())
+    assert 1 == replica.serving.version
+    assert replica.node.reporter.status.lag_seconds > status.lag_seconds
+    world.aim(replica)
+    world.follow(replica, 2)
+
+
+def test_suspending_in_the_middle_of_a_sync_drops_it(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish()
+    world.run(replica, lambda s: s.phase is Phase.COMMIT)
+    world.aim(replica, suspend=True)
+    for _ in range(10):
+        world.pass_time(replica.node.follower.tick())
+    assert 1 == replica.serving.version
+
+
+def test_the_generation_of_the_target_is_echoed(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    assert 1 == world.follow(replica, 1).generation
+    world.aim(replica, pinned=1)
+    assert world.targets == world.run(replica, lambda s: s.pinned == 1).generation
+    replica.settings.target.write_text("{")
+    status = world.run(replica, lambda s: s.target_error is not None)
+    assert (world.targets, 1) == (status.generation, status.pinned)
+
+
+def test_a_missing_link_is_planned_around(world: Any) -> None:
+    """The delta to 3 is gone; an anchor at 3 leads over the hole."""
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    world.publish(2)
+    commit_anchor = world.anchor(3)
+    for ref in world.reader.manifest(3).chunks:
+        world.store.delete(KEYS.chunk(ref.blake3))
+    status = world.run(replica, lambda s: s.failures >= 2)
+    assert status.in_service
+    assert "no way" in status.error or "is in none of" in status.error
+    commit_anchor()
+    status = world.follow(replica, 4)
+    assert ApplyPath.CHECKPOINT == status.apply_path
+
+
+def test_a_corrupt_chunk_is_quarantined_and_fetched_again(world: Any) -> None:
+    world.publish()
+    faulty = scripted(world, ("get_range_into", "chunks/", FaultKind.FLIPPED))
+    replica = world.replica(stores={"origin": faulty})
+    world.follow(replica, 1)
+    world.store_faults = faulty
+    world.publish()
+    world.follow(replica, 2)
+
+
+def test_a_chunk_file_that_rots_before_it_is_staged_is_fetched_again(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish()
+    world.run(replica, lambda s: s.phase is Phase.STAGE)
+    path = replica.node.files.chunk(world.reader.manifest(2).chunks[0].blake3)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    status = world.follow(replica, 2)
+    assert 1 == replica.node.files.quarantined
+    assert 1 == status.retries["quarantined"]
+
+
+@pytest.mark.parametrize("operation", ["get", "list_after", "head", "get_range_into"])
+def test_no_outage_stops_serving_and_lag_grows_meanwhile(world: Any, operation: str) -> None:
+    world.publish()
+    down: list[tuple[str, str, FaultKind]] = []
+    faulty = scripted(world, *down)
+    replica = world.replica(stores={"origin": faulty}, consumers=world.store)
+    world.follow(replica, 1)
+    world.publish()
+    plan = ScriptedFaults([(operation, "", Fault(FaultKind.UNAVAILABLE))] * 12)
+    faulty._plan = plan
+    lags: list[float] = []
+    for _ in range(12):
+        world.pass_time(replica.node.follower.tick())
+        assert replica.serving is not None
+        lags.append(replica.node.reporter.status.lag_seconds)
+    if operation == "get":
+        assert lags == sorted(lags)
+        assert lags[-1] > 3
+    faulty._plan = ScriptedFaults([])
+    world.follow(replica, 2)
+
+
+def test_a_mirror_is_read_first_and_the_origin_when_it_fails(world: Any) -> None:
+    world.publish()
+    mirror = MemoryStore(ManualClock())
+    for info in world.store.list_after(""):
+        mirror.put(info.key, world.store.get(info.key, max_bytes=1 << 30).data)
+    replica = world.replica(stores={"mirror": mirror, "origin": world.store})
+    world.follow(replica, 1)
+    world.publish()
+    for info in world.store.list_after(""):
+        if info.key != KEYS.head:
+            mirror.put(info.key, world.store.get(info.key, max_bytes=1 << 30).data)
+    mirror.put(KEYS.head, world.store.get(KEYS.head, max_bytes=1 << 20).data)
+    status = world.follow(replica, 2)
+    assert {"mirror"} == set(status.bytes_by_source)
+    world.publish()
+    mirror.put(KEYS.head, world.store.get(KEYS.head, max_bytes=1 << 20).data)
+    status = world.follow(replica, 3)
+    assert {"mirror", "origin"} == set(status.bytes_by_source)
+
+
+def test_a_reader_key_turns_heartbeats_off_and_the_node_follows_all_the_same(world: Any) -> None:
+    world.publish()
+    denied = FaultyStore(
+        world.store,
+        ScriptedFaults([("put", "", Fault(FaultKind.DENIED))] * 1000),
+        clock=world.clock,
+        rng=random.Random(1),
+    )
+    replica = world.replica(consumers=denied)
+    world.follow(replica, 1)
+    assert replica.node.heart.state.startswith("off:")
+    assert "off:" in replica.node.reporter.status.to_json(heartbeats=replica.node.heart.state)["heartbeats"]
+    world.publish()
+    world.follow(replica, 2)
+
+
+def test_the_checkpoint_follows_in_the_background_and_chunks_are_pruned(world: Any) -> None:
+    world.publish()
+    replica = world.replica(follow=FollowSettings(advance_every=4))
+    world.follow(replica, 1)
+    counts: list[int] = []
+    for _ in range(12):
+        world.follow(replica, world.publish())
+        replica.node.background.tick()
+        counts.append(len(list((replica.settings.node_dir / "chunks").iterdir())))
+    assert 13 - 4 <= replica.node.checkpoint.version(world.reader.run_record().lineage, "main")
+    assert max(counts) <= 5
+    replica.stop_engine()
+    assert replica.start_engine()
+    world.follow(replica, 13)
+
+
+def test_the_advance_fetches_again_what_the_budget_did_not_keep(world: Any) -> None:
+    world.publish()
+    replica = world.replica(follow=FollowSettings(advance_every=4, keep_chunk_bytes=0))
+    world.follow(replica, 1)
+    for _ in range(4):
+        world.follow(replica, world.publish())
+    assert [] == list((replica.settings.node_dir / "chunks").iterdir())
+    replica.node.background.tick()
+    assert None is replica.node.background.error
+    assert 5 == replica.node.checkpoint.version(world.reader.run_record().lineage, "main")
+
+
+def test_other_tensors_are_refused_by_name_and_wait_on_disk_for_the_next_start(world: Any) -> None:
+    import numpy as np
+
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    world.weights["extra.weight"] = np.zeros((4, 4), np.uint16)
+    world.publish()
+    status = world.run(replica, lambda s: s.failures >= 1)
+    assert "has other tensors" in status.error
+    assert (2, True) == (replica.serving.version, status.in_service)
+    assert 3 == world.run(replica, lambda s: s.boot == 3).boot
+    replica.stop_engine()
+    world.follow(replica, 3)
+    world.publish()
+    world.follow(replica, 4)
+
+
+def test_a_reused_run_name_is_refused_by_name_and_the_old_version_is_served_on(world: Any, tmp_path: Path) -> None:
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    for info in list(world.store.list_after("")):
+        world.store.delete(info.key)
+    world.publisher = world.new_publisher()
+    world.publish(3)
+    status = world.run(replica, lambda s: s.failures >= 1)
+    assert "reused" in status.error
+    assert 2 == replica.serving.version
+    replica.restart_agent()
+    status = world.run(replica, lambda s: s.error is not None)
+    assert "reused" in status.error
+    replica.stop_engine()
+    replica.restart_agent()
+    status = world.run(replica, lambda s: s.error is not None)
+    assert str(replica.node.checkpoint.path) in status.error
+
+
+def test_status_is_whole_in_every_phase(world: Any) -> None:
+    import json
+
+    world.publish()
+    replica = world.replica()
+    keys = set(json.loads(json.dumps(replica.node.reporter.status.to_json(heartbeats="on"))))
+    world.follow(replica, 1)
+    world.publish()
+    world.follow(replica, 2)
+    assert keys == set(json.loads(json.dumps(replica.node.reporter.status.to_json(heartbeats="on"))))
+    from syncline_agent import status as documented
+
+    assert {k for k in keys if k not in (documented.__doc__ or "")} == set()
