@@ -1,0 +1,68 @@
+"""One connected Unix socket as a row of messages, for both ends.
+
+Sending is safe from several threads and bounded in time; receiving belongs to one thread. Closing from anywhere ends a
+receive that waits.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+from syncline.errors import EngineUnavailable
+from syncline_agent.arm import messages
+from syncline_agent.arm.messages import Message
+
+_PEER = struct.Struct("3i")
+
+
+class Channel:
+    """Messages over a stream socket."""
+
+    def __init__(self, connected: socket.socket, *, send_timeout_s: float = 10.0) -> None:
+        self._socket = connected
+        self._sending = threading.Lock()
+        seconds = int(send_timeout_s)
+        timeout = struct.pack("ll", seconds, int((send_timeout_s - seconds) * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+    def send(self, message: Message) -> None:
+        """EngineUnavailable when the peer is gone or does not read."""
+        data = messages.encode(message)
+        try:
+            with self._sending:
+                self._socket.sendall(data)
+        except OSError as error:
+            self.close()
+            raise EngineUnavailable(f"sending {message.type} failed: {error}; the peer is gone or hangs") from error
+
+    def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message; EngineUnavailable when the peer closed or was silent for `timeout_s`."""
+        try:
+            self._socket.settimeout(timeout_s)
+            body = self._read(messages.body_length(self._read(messages.LENGTH.size)))
+        except OSError as error:
+            raise EngineUnavailable(f"the peer went away or is silent: {error}") from error
+        return messages.decode(body)
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self._socket.recv(min(size - len(data), 1 << 20))
+            if not piece:
+                raise EngineUnavailable("the peer closed the connection")
+            data += piece
+        return bytes(data)
+
+    def peer_uid(self) -> int:
+        """User id of the process at the other end, as the kernel knows it."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        return _PEER.unpack(credentials)[1]
+
+    def close(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # never connected, or closed already
+        self._socket.close()

@@ -1,0 +1,241 @@
+"""The arm's end of the socket: connects to the agent from inside an engine, and does what it is told.
+
+It owns three threads: one connects, listens and connects again; one stages and switches, a call at a time; one sweeps.
+It never decides what to apply, and never lets an error end a thread: what fails is answered, what cannot be answered
+ends the connection, and the next one begins with what the arm then holds.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
+from syncline.logs import logger
+from syncline_agent.arm import messages
+from syncline_agent.arm.channel import Channel
+from syncline_agent.arm.gate import Gate
+from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.messages import Answer, Call, Discard, Done, Ready, Release, Scatter, Stage, Sweep
+from syncline_agent.arm.parts import applied_part, from_stage_message
+
+TOKEN_FILE = "arm.token"
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmIdentity:
+    """Who an arm is."""
+
+    engine: str
+    pool: str
+    pod: str
+    rank: int = 0
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds between two tries to connect: doubled from the first to the longest, each shortened by up to half."""
+
+    first_s: float = 0.05
+    longest_s: float = 2.0
+
+    def seconds(self, tries: int, draw: float) -> float:
+        return min(self.longest_s, self.first_s * 2.0 ** min(tries, 32)) * (1.0 - draw / 2)
+
+
+DEFAULT_BACKOFF = Backoff()
+
+
+class ArmClient:
+    """Connects `live` and its engine's `gate` to the agent that listens at `socket_path`."""
+
+    def __init__(
+        self,
+        socket_path: Path,
+        identity: ArmIdentity,
+        live: LiveWeights,
+        gate: Gate,
+        *,
+        randomness: random.Random,
+        token_file: Path | None = None,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        log: FilteringBoundLogger | None = None,
+    ) -> None:
+        """`token_file` defaults to `arm.token` beside the socket; it is read anew for each connection."""
+        self._path = socket_path
+        self._identity = identity
+        self._live, self._gate = live, gate
+        self._random, self._backoff = randomness, backoff
+        self._log = log or logger("arm", rank=identity.rank)
+        self._token_file = token_file or socket_path.parent / TOKEN_FILE
+        self._stopping = threading.Event()
+        self._channel: Channel | None = None
+        self._connection = "connecting"
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="arm-calls")
+        self._sweeps = ThreadPoolExecutor(1, thread_name_prefix="arm-sweep")
+        self._listener = threading.Thread(target=self._listen, name="arm-listener", daemon=True)
+
+    @property
+    def connection(self) -> str:
+        """connected, connecting, or refused and why."""
+        return self._connection
+
+    @property
+    def refused(self) -> bool:
+        """The agent answered and will not have this arm."""
+        return self._connection.startswith("refused")
+
+    def start(self) -> None:
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Disconnect and end the threads; a call that runs is waited for."""
+        self._stopping.set()
+        channel = self._channel
+        if channel is not None:
+            channel.close()
+        if self._listener.is_alive():
+            self._listener.join()
+        self._calls.shutdown()
+        self._sweeps.shutdown()
+
+    def notify(self) -> None:
+        """Tell the agent, if one is connected, what `live` holds now: after a sweep of the engine's own."""
+        channel = self._channel
+        if channel is not None:
+            try:
+                channel.send(self._state())
+            except EngineUnavailable:
+                pass  # the listener sees the same and connects again; a hello carries the state
+
+    def _listen(self) -> None:
+        tries = 0
+        while not self._stopping.is_set():
+            try:
+                channel = self._connect()
+            except (SynclineError, OSError) as error:
+                refused = isinstance(error, ProtocolViolation)
+                said = f"refused: {error}" if refused else "connecting"
+                if refused and said != self._connection:
+                    self._log.error("arm refused", reason=str(error))
+                self._connection = said
+                self._stopping.wait(self._backoff.seconds(64 if refused else tries, self._random.random()))
+                tries += 1
+                continue
+            tries = 0
+            self._channel, self._connection = channel, "connected"
+            self._log.info("arm connected", socket=str(self._path))
+            self.notify()  # what changed since the hello was written
+            try:
+                while True:
+                    self._dispatch(channel, channel.receive())
+            except SynclineError as error:
+                if not self._stopping.is_set():
+                    self._log.warning("arm disconnected", reason=str(error))
+            finally:
+                self._channel, self._connection = None, "connecting"
+                channel.close()
+                self._gate.release()
+            self._stopping.wait(self._backoff.seconds(0, self._random.random()))
+
+    def _connect(self) -> Channel:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected.settimeout(HANDSHAKE_TIMEOUT_S)
+        try:
+            connected.connect(str(self._path))
+            channel = Channel(connected)
+            channel.send(self._hello())
+            answer = channel.receive(timeout_s=HANDSHAKE_TIMEOUT_S)
+            if isinstance(answer, messages.Refused):
+                raise ProtocolViolation(answer.message)
+            if not isinstance(answer, messages.Welcome):
+                raise ProtocolViolation(f"the agent answered hello with {answer.type}; is {self._path} its socket?")
+        except BaseException:
+            connected.close()
+            raise
+        return channel
+
+    def _hello(self) -> messages.Hello:
+        token = self._token_file.read_text("ascii").strip() if self._token_file.exists() else ""
+        who = self._identity
+        return messages.Hello(
+            protocol=messages.PROTOCOL,
+            engine=who.engine,
+            pool=who.pool,
+            pod=who.pod,
+            rank=who.rank,
+            ranks=who.ranks,
+            holds="whole",
+            token=token,
+            state=self._state(),
+        )
+
+    def _state(self) -> messages.State:
+        applied = self._live.applied
+        return messages.State(applied=None if applied is None else applied_part(applied), error=self._live.error)
+
+    def _dispatch(self, channel: Channel, message: messages.Message) -> None:
+        if isinstance(message, Sweep):
+            self._sweeps.submit(self._answer, channel, message)
+        elif isinstance(message, Stage | Ready | Scatter | Release | Discard):
+            self._calls.submit(self._answer, channel, message)
+        else:
+            raise ProtocolViolation(f"the agent sent a {message.type}, which is no call")
+
+    def _answer(self, channel: Channel, call: Call) -> None:
+        try:
+            answer = self._do(call)
+        except Exception as error:
+            self._log.warning("arm call failed", call=call.type, error=type(error).__name__, reason=str(error))
+            answer = messages.failure(call.id, error)
+        try:
+            channel.send(self._state())
+            channel.send(answer)
+        except SynclineError:
+            channel.close()  # the listener notices
+
+    def _do(self, call: Call) -> Answer:
+        match call:
+            case Stage():
+                result = self._live.stage(from_stage_message(call, self._path.parent))
+                return messages.Staged(
+                    id=call.id,
+                    target=result.target,
+                    changed=result.changed,
+                    staged_bytes=result.staged_bytes,
+                    seconds=result.seconds,
+                )
+            case Ready():
+                (self._live.ready_undo if call.undo else self._live.ready)(call.target)
+                self._gate.hold(call.policy)
+                return Done(id=call.id)
+            case Scatter():
+                return self._scatter(call)
+            case Release():
+                self._gate.release()
+                return Done(id=call.id)
+            case Discard():
+                self._live.discard()
+                return Done(id=call.id)
+            case Sweep():
+                return messages.Swept(id=call.id, applied=applied_part(self._live.sweep()))
+
+    def _scatter(self, call: Scatter) -> Answer:
+        switched = self._gate.switch(lambda: self._live.scatter(call.target))
+        applied = self._live.confirm(call.target)
+        self._gate.publish()
+        return messages.Scattered(
+            id=call.id,
+            version=applied.version,
+            digest=applied.digest,
+            pause_seconds=switched.pause_seconds,
+            spans=dict(switched.spans),
+        )

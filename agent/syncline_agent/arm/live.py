@@ -1,0 +1,320 @@
+"""Live weights: the one place where the bits that an engine computes with are changed, and proven.
+
+It owns what a replica may claim: which version is applied, whether that is proven, and why it is out of service. It
+knows no sockets, requests or stores, and starts no thread. `stage` and `sweep` only read and may run while the engine
+computes; `scatter` writes and must run when no forward step does. Calls come one at a time, except `sweep` and the
+properties, which may come from any thread at any time.
+
+A version is proven as DESIGN section 5 says: (a) `stage` predicts the digest from the staged changes and refuses
+another than the target's; (b) `confirm` reads back every written place; (c) a `sweep` of all live memory has matched
+since the last load, undo or failure. Between `scatter` and `confirm` the engine may compute, but must let nothing out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from syncline import faults
+from syncline.clock import Clock, SystemClock
+from syncline.delta import StagedTensor, stage_whole
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, FrameCorrupt, LayoutRefused
+from syncline.wire.digest import Digest, total
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
+from syncline_agent.arm.memory import HostMemory, Memory, Units
+from syncline_agent.arm.staging import Staged, stage_checkpoint, stage_deltas
+from syncline_agent.arm.sweeping import SLICE_UNITS, units_digest
+from syncline_agent.engine import Applied, StageRequest, StageResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """One change of version: a commit, or the undo of one."""
+
+    before: Applied
+    after: Applied
+    staged: Staged
+    undo: bool = False
+
+    @property
+    def tensors(self) -> list[StagedTensor]:
+        return self.staged.tensors
+
+
+class LiveWeights:
+    """The weights of one rank, which holds the whole view."""
+
+    def __init__(
+        self,
+        table: TensorTable,
+        tiling: Tiling | None,
+        tensors: Mapping[str, Units] | Memory,
+        *,
+        clock: Clock | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        """`tensors`: flat views by owner's name, or another kind of memory. `tiling` None: the first stage tells it."""
+        self.table = table
+        self._tiling = tiling
+        self._memory: Memory = HostMemory(table, tensors) if isinstance(tensors, Mapping) else tensors
+        self._clock = clock or SystemClock()
+        self._executor = executor
+        self._lock = threading.Lock()  # guards the memory while it is written or a slice of it is read, and all state
+        self._sweeping = threading.Lock()
+        self._digests: list[Digest] = []
+        self._touched = [0] * len(table.tensors)
+        self._doubts = 0
+        self._applied: Applied | None = None
+        self._error: str | None = None
+        self._version: int | None = None
+        self._staged: _Switch | None = None
+        self._ready: _Switch | None = None
+        self._written: _Switch | None = None
+        self._kept: _Switch | None = None
+
+    @property
+    def applied(self) -> Applied | None:
+        """The version whose bits were written and read back last; None before `prove`."""
+        return self._applied
+
+    @property
+    def error(self) -> str | None:
+        """Why the replica is out of service, in words."""
+        return self._error
+
+    @property
+    def version(self) -> int | None:
+        """The version that a forward step computes with now: what its tokens are stamped with."""
+        return self._version
+
+    @property
+    def in_service(self) -> bool:
+        """Proven, and nothing in doubt."""
+        applied = self._applied
+        return self._error is None and applied is not None and applied.proven
+
+    def prove(self, lineage: str, view: str, version: int, digest: str) -> Applied:
+        """Say that memory was loaded with `version`, and prove it by a digest of all of it.
+
+        DigestMismatch when it holds other weights: the claim stands unproven and the replica is out of service, so that
+        it can be made whole from a checkpoint.
+        """
+        self._digests = [units_digest(s, self._memory.units(i)) for i, s in enumerate(self.table.tensors)]
+        found = total(self._digests).hex
+        with self._lock:
+            self._doubts += 1
+            self._staged = self._ready = self._written = self._kept = None
+            self._version = version
+            self._applied = Applied(lineage, view, version, digest, proven=found == digest)
+            self._error = None
+            if found != digest:
+                self._error = (
+                    f"other base weights: memory has digest {found}, version {view}@{version} has {digest};"
+                    " start from a checkpoint of this version, or stage one"
+                )
+                raise DigestMismatch(self._error)
+            return self._applied
+
+    def warm_up(self) -> None:
+        """Compile what a pause will run, on memory of its own, for each width of unit that the table has."""
+        for spec in {s.unit_bytes: s for s in self.table.tensors}.values():
+            tiny = spec.model_copy(
+                update={"shape": [8 * spec.unit_bytes], "dtype": f"U{8 * spec.unit_bytes}", "axis": 0}
+            )
+            old, new = (np.full(tiny.units, bits, f"<u{spec.unit_bytes}") for bits in (0, 1))
+            staged = stage_whole(tiny, Tiling(), 0, old, new)
+            memory = HostMemory(TensorTable(tensors=[tiny]), {tiny.name: old})
+            memory.scatter(0, Tiling(), staged, undo=False)
+            memory.read_back(0, Tiling(), staged, undo=False)
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Decode and check the changes; the contract is `Engine.stage`'s. Only reads live memory."""
+        started = self._clock.monotonic()
+        self.discard()
+        before = self._check(request)
+        self._tiling = request.tiling
+        try:
+            staged = self._decode(request)
+        except (FrameCorrupt, DigestMismatch):
+            if request.checkpoint is None:
+                self._sweep_tensors(0.0, SLICE_UNITS)  # raises if it is memory that is wrong, and not the delta
+            raise
+        after = Applied(request.lineage, request.view, request.target, request.target_digest, proven=before.proven)
+        self._staged = _Switch(before, after, staged)
+        return StageResult(request.target, staged.changed, staged.nbytes, self._clock.monotonic() - started)
+
+    def discard(self) -> None:
+        """Drop what is staged or ready."""
+        self._staged = self._ready = None
+
+    def ready(self, target: int) -> None:
+        """`scatter(target)` may follow. EngineUnavailable when `target` is not what is staged."""
+        if self._staged is None or self._staged.after.version != target:
+            raise EngineUnavailable(f"version {target} is not staged; stage it again")
+        self._ready = self._staged
+
+    def ready_undo(self, version: int) -> None:
+        """`scatter(version)` may follow, and goes back. LayoutRefused when that commit is not kept any more."""
+        kept = self._kept
+        if kept is None or kept.before.version != version:
+            come_from = "none" if kept is None else str(kept.before.version)
+            raise LayoutRefused(f"version {version} cannot be undone to; kept: {come_from}; stage it from a checkpoint")
+        self.discard()
+        self._ready = _Switch(kept.after, kept.before, kept.staged, undo=True)
+
+    def scatter(self, target: int) -> None:
+        """Write the bits of `target`, which is ready. No forward step may run. After its first write a failure is
+        EngineUncertain. `confirm` must follow before anything computed with the new bits may leave the engine."""
+        switch = self._ready
+        if switch is None or switch.after.version != target:
+            raise EngineUnavailable(f"version {target} is not ready; nothing was written")
+        assert self._tiling is not None  # `stage` set it
+        with self._lock:
+            healthy = self._error is None
+            if switch.undo and self._applied is not None:
+                self._applied = replace(self._applied, proven=False)  # nothing computed from here on may leave
+            self._staged = self._ready = None
+            self._kept = switch if healthy and not switch.undo else (self._kept if switch.undo else None)
+            try:
+                self._write(switch, self._tiling)
+            except Exception as error:
+                self._doubt(f"writing version {target} failed half-way ({error}); undo, or stage it from a checkpoint")
+                raise EngineUncertain(str(self._error)) from error
+            self._version = target
+            self._digests = list(switch.staged.digests_before if switch.undo else switch.staged.digests_after)
+            self._written = switch
+
+    def _write(self, switch: _Switch, tiling: Tiling) -> None:
+        half = len(switch.tensors) // 2
+        for done, staged in enumerate(switch.tensors):
+            if done == half:
+                faults.reach("apply.scattering")
+            self._touched[staged.tensor] += 1
+            self._memory.scatter(staged.tensor, tiling, staged, undo=switch.undo)
+        if not switch.tensors:
+            faults.reach("apply.scattering")
+        faults.reach("apply.scattered")
+
+    def confirm(self, target: int) -> Applied:
+        """Read back every place that `scatter` wrote; from here on `target` is applied. EngineUncertain when a place
+        holds anything else."""
+        switch = self._written
+        if switch is None or switch.after.version != target:
+            raise EngineUncertain(f"version {target} was not written; nothing to confirm")
+        assert self._tiling is not None
+        bad = [
+            self.table.tensors[staged.tensor].name
+            for staged in switch.tensors
+            if not self._memory.read_back(staged.tensor, self._tiling, staged, undo=switch.undo)
+        ]
+        with self._lock:
+            self._written = None
+            if bad:
+                self._doubt(f"version {target} reads back wrong in {bad[0]} ({len(bad)} tensors); undo it")
+                raise EngineUncertain(str(self._error))
+            if switch.undo:
+                self._kept = None
+                self._doubts += 1
+            elif self._error is not None:
+                self._doubt(f"version {target} was written over memory in doubt ({self._error}); a sweep decides")
+            assert self._applied is not None
+            proven = self._applied.proven and self._error is None and not switch.undo
+            self._applied = replace(switch.after, proven=proven)
+            return self._applied
+
+    def sweep(self, *, rest: float = 0.0, slice_units: int = SLICE_UNITS) -> Applied:
+        """Digest all live memory, a slice at a time, and compare it with what the applied version should be.
+
+        Sleeps `rest` times as long as each slice took. A commit may come between two slices. A match proves the version
+        and ends a doubt; DigestMismatch, naming the tensor, when memory holds something else: out of service.
+        """
+        with self._sweeping:
+            with self._lock:
+                doubts = self._doubts
+                if self._applied is None:
+                    raise EngineUnavailable("the engine holds no version yet; load a checkpoint first")
+            self._sweep_tensors(rest, slice_units)
+            with self._lock:
+                found = total(self._digests).hex
+                if self._written is None and found != self._applied.digest:
+                    self._doubt(f"memory sums to digest {found}, version {self._applied.version} has another")
+                    raise DigestMismatch(str(self._error))
+                if doubts == self._doubts:
+                    self._error = None
+                    self._applied = replace(self._applied, proven=True)
+                return self._applied
+
+    def _sweep_tensors(self, rest: float, slice_units: int) -> None:
+        for index, spec in enumerate(self.table.tensors):
+            self._sweep_tensor(index, spec, rest, slice_units)
+
+    def _sweep_tensor(self, index: int, spec: TensorSpec, rest: float, slice_units: int) -> None:
+        while True:
+            touched = self._touched[index]
+            found, start = Digest(), 0
+            while start < spec.units and touched == self._touched[index]:
+                began = self._clock.monotonic()
+                with self._lock:
+                    if touched == self._touched[index]:
+                        found += units_digest(spec, self._memory.units(index, start, start + slice_units), start)
+                start += slice_units
+                if rest:
+                    self._clock.sleep(rest * (self._clock.monotonic() - began))
+            with self._lock:
+                if touched != self._touched[index]:
+                    continue  # a commit wrote this tensor meanwhile
+                if found != self._digests[index]:
+                    self._doubt(f"live bits of {spec.name} are not version {self._version}'s; stage a checkpoint")
+                    raise DigestMismatch(str(self._error))
+                return
+
+    def _check(self, request: StageRequest) -> Applied:
+        applied = self._applied
+        if applied is None:
+            raise EngineUnavailable("the engine holds no version yet; load a checkpoint first")
+        if (request.lineage, request.view) != (applied.lineage, applied.view):
+            raise LayoutRefused(
+                f"the engine follows view {applied.view} of lineage {applied.lineage}, not {request.view} of"
+                f" {request.lineage}; restart it from a checkpoint of that run"
+            )
+        if self._tiling is not None and request.tiling != self._tiling:
+            raise LayoutRefused(f"the run's tiling is {self._tiling}, the request says {request.tiling}")
+        table = TensorTable.parse(request.table.read_bytes(), what=str(request.table))
+        if table.encode() != self.table.encode():
+            theirs, ours = ({t.name: t for t in x.tensors} for x in (table, self.table))
+            other = sorted(n for n in theirs | ours if theirs.get(n) != ours.get(n))
+            raise LayoutRefused(f"version {request.target} has other tensors than the engine, first {other[0]}")
+        if request.checkpoint is None:
+            if self._error is not None:
+                raise DigestMismatch(f"live memory is in doubt ({self._error}); stage from a checkpoint, or sweep")
+            if (request.base, request.base_digest) != (applied.version, applied.digest):
+                raise DigestMismatch(
+                    f"the deltas start from version {request.base} with digest {request.base_digest}, live is"
+                    f" {applied.version} with {applied.digest}"
+                )
+        return applied
+
+    def _decode(self, request: StageRequest) -> Staged:
+        if request.checkpoint is not None:
+            staged = stage_checkpoint(self.table, request, self._memory, self._executor)
+        else:
+            staged = stage_deltas(self.table, request, self._memory, self._digests, self._executor)
+        predicted = total(staged.digests_after).hex
+        if predicted != request.target_digest:
+            raise DigestMismatch(
+                f"the changes lead to digest {predicted}, version {request.target} has {request.target_digest};"
+                " nothing was written"
+            )
+        return staged
+
+    def _doubt(self, error: str) -> None:
+        """Out of service. The caller holds the lock."""
+        self._doubts += 1
+        self._error = error
+        if self._applied is not None:
+            self._applied = replace(self._applied, proven=False)
