@@ -1,0 +1,113 @@
+"""`syncline materialize`, `mark-bad` and `gc`: what keeps a run usable, by hand."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncline import checkpoint
+from syncline.clock import SystemClock
+from syncline.errors import NotFound, StoreMisused
+from syncline.metrics import Metrics
+from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline_cli.output import size
+from syncline_distributor import vetoes
+from syncline_distributor.settings import RetentionSettings
+from syncline_distributor.sweeper import Sweeper
+
+
+def materialize(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder to make, or to bring to the version if Syncline made it before.")
+    ],
+    store: StoreOption,
+    run: RunOption,
+    view: ViewOption = "main",
+    version: Annotated[int | None, typer.Option("--version", help="Version; default: the newest.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a version as a servable safetensors folder, every digest checked."""
+    at = opened(store, run, view, as_json)
+    if version is None:
+        head = at.reader.head()
+        if head is None:
+            raise NotFound(f"{run}/{view}", "the run has no versions yet; publish one")
+        version = head.version
+    with at.output.progress(f"version {version}") as bar, ThreadPoolExecutor() as pool:
+        task = bar.add_task("", total=None)
+
+        def progress(phase: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=phase)
+
+        made = checkpoint.materialize(at.reader, version, folder, executor=pool, progress=progress)
+    marker = made.marker
+    digest = marker.digest if marker is not None else ""
+    at.output.result({"folder": str(folder), "version": version, "digest": digest, "bytes": made.table.size_bytes})
+    at.output.line(f"{folder}  version {version}  {size(made.table.size_bytes)}  digest {digest}")
+
+
+def mark_bad(
+    version: Annotated[int, typer.Argument(help="Version that nobody should serve.")],
+    store: StoreOption,
+    run: RunOption,
+    view: ViewOption = "main",
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why; shown to everyone who meets the veto.")
+    ] = "marked bad by hand",
+    undo: Annotated[bool, typer.Option("--undo", help="Take the mark back.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Mark a version bad: followers skip it, or leave it if they serve it."""
+    at = opened(store, run, view, as_json)
+    if undo:
+        vetoes.unmark(at.reader, version)
+        at.output.line(f"version {version} is no longer marked bad")
+    else:
+        vetoes.mark_bad(at.reader, version, reason, clock=SystemClock())
+        at.output.line(f"version {version} is marked bad: {reason}")
+    at.output.result({"version": version, "bad": not undo, "reason": None if undo else reason})
+
+
+def gc(
+    store: StoreOption,
+    run: RunOption,
+    view: ViewOption = "main",
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete; takes one lease period, for readers that list right now.")
+    ] = False,
+    lease_period: Annotated[
+        float, typer.Option("--lease-period", min=1.0, help="Seconds; nothing younger is deleted.")
+    ] = 300.0,
+    keep_versions: Annotated[
+        int, typer.Option("--keep-versions", min=0, help="Newest versions that stay in any case.")
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what retention would delete; with --delete, mark it, wait one lease period, look again, delete."""
+    at = opened(store, run, view, as_json)
+    clock = SystemClock()
+    settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions)
+    sweeper = Sweeper(at.store, at.reader, settings, Metrics())
+    survey = sweeper.survey()
+    if survey.blocked is not None:
+        raise StoreMisused(f"nothing can be collected in {run}/{view}: {survey.blocked}")
+    objects = [{"key": info.key, "bytes": info.size} for info in survey.unneeded.values()]
+    total = sum(info.size for info in survey.unneeded.values())
+    at.output.table(["bytes", "object"], [[str(o["bytes"]), str(o["key"])] for o in objects])
+    at.output.line(f"{len(objects)} objects, {size(total)} are needed by nobody; {size(survey.kept_bytes)} stay")
+    deleted = 0
+    if delete and objects:
+        sweeper.sweep()
+        at.output.note(f"marked; waiting {lease_period:.0f} s for readers that listed before")
+        clock.sleep(lease_period)
+        swept = sweeper.sweep()
+        if swept.blocked is not None:
+            raise StoreMisused(f"nothing was deleted in {run}/{view}: {swept.blocked}")
+        deleted = swept.deleted
+        at.output.line(f"deleted {swept.deleted} objects, {size(swept.deleted_bytes)}")
+    elif objects:
+        at.output.line("dry run: nothing was deleted; say --delete")
+    at.output.result({"unneeded": objects, "bytes": total, "kept_bytes": survey.kept_bytes, "deleted": deleted})

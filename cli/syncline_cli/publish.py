@@ -1,0 +1,71 @@
+"""`syncline publish`: commit one checkpoint folder as the next version, by hand or from a script."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline_cli.history import summary
+from syncline_cli.output import size
+from syncline_distributor.bases import DiskBase
+from syncline_distributor.publisher import Publisher
+from syncline_distributor.settings import NonFinite, PublishSettings
+
+
+def publish(
+    folder: Annotated[
+        Path, typer.Argument(help="Hugging-Face-style checkpoint: safetensors, single or sharded, and config.json.")
+    ],
+    store: StoreOption,
+    run: RunOption,
+    view: ViewOption = "main",
+    step: Annotated[int | None, typer.Option("--step", min=0, help="The trainer's step number.")] = None,
+    parent: Annotated[
+        int | None, typer.Option("--parent", min=1, help="Version that the training came from; default: head.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="name=value, kept in the manifest; may be repeated.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir", help="Keeps the base of the next delta; without it the base is rebuilt from the store."
+        ),
+    ] = None,
+    refuse_nonfinite: Annotated[
+        bool, typer.Option("--refuse-nonfinite", help="Refuse weights with NaN or Inf.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a checkpoint folder as the next version of a run; the run is created when it does not exist."""
+    labels = _labels(label or [])
+    at = opened(store, run, view, as_json)
+    settings = PublishSettings(nonfinite=NonFinite.REFUSE if refuse_nonfinite else NonFinite.PUBLISH)
+    with tempfile.TemporaryDirectory(prefix="syncline-publish-") as scratch, ThreadPoolExecutor() as pool:
+        base = DiskBase(state_dir or Path(scratch), executor=pool)
+        publisher = Publisher(at.store, run, view=view, settings=settings, base=base, executor=pool)
+        try:
+            with at.output.err.status(f"publishing {folder}"):
+                publisher.open()
+                published = publisher.publish(folder, step=step, parent=parent, labels=labels)
+        finally:
+            publisher.close()
+    facts = summary(published.manifest) | {"digest": published.manifest.digest, "seconds": dict(published.seconds)}
+    at.output.result(facts)
+    bits = "" if facts["bits_per_change"] is None else f", {facts['bits_per_change']:.2f} bits a change"
+    at.output.line(
+        f"version {published.version}  {facts['kind']}  {100 * facts['changed_ratio']:.3g} % changed  "
+        f"{size(facts['payload_bytes'])}{bits}  digest {facts['digest']}"
+    )
+
+
+def _labels(pairs: list[str]) -> dict[str, str]:
+    labels = dict(pair.partition("=")[::2] for pair in pairs)
+    if any("=" not in pair for pair in pairs):
+        raise typer.BadParameter("write --label name=value", param_hint="--label")
+    return labels
