@@ -196,7 +196,7 @@ class DiskBase:
         return self._checkpoint.units(self.table.tensors[tensor].name)
 
     def files(self) -> Files:
-        return beside_weights(self._folder)
+        return beside_weights(self._folder) if self.manifest is not None else {}
 
     def load(self, reader: ChainReader, manifest: VersionManifest) -> None:
         self.forget()
