@@ -132,6 +132,8 @@ class ArmClient:
                 continue
             tries = 0
             self._channel, self._connection = channel, "connected"
+            if self._stopping.is_set():
+                channel.close()  # `stop` may have looked before there was a channel to close
             self._log.info("arm connected", socket=str(self._path))
             self.notify()  # what changed since the hello was written
             try:

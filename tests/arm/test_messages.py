@@ -1,0 +1,127 @@
+"""The bytes between agent and arm: what is sent is what arrives, and everything else is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline import errors
+from syncline.errors import EngineUnavailable, ProtocolViolation
+from syncline.versions import Policy
+from syncline.wire.tiling import Tiling
+from syncline_agent.arm import messages
+from syncline_agent.arm.parts import from_stage_message, stage_message
+from syncline_agent.engine import DeltaFiles, StageRequest
+
+STATE = messages.State(applied=None, error="no weights")
+APPLIED = messages.AppliedPart(lineage="ab", view="main", version=3, digest="cd", proven=True)
+EVERY = [
+    STATE,
+    messages.State(applied=APPLIED, error=None),
+    messages.Hello(protocol=1, engine="e", pool="p", pod="o", rank=0, ranks=1, holds="whole", token="t", state=STATE),
+    messages.Welcome(protocol=1),
+    messages.Refused(message="no"),
+    messages.Ready(id=1, target=2, policy=Policy.DRAIN, undo=False),
+    messages.Scatter(id=1, target=2),
+    messages.Release(id=1),
+    messages.Discard(id=1),
+    messages.Sweep(id=1),
+    messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5),
+    messages.Scattered(id=1, version=2, digest="ab", pause_seconds=0.25, spans={"r-0": 7}),
+    messages.Swept(id=1, applied=APPLIED),
+    messages.Done(id=1),
+    messages.Failed(id=1, error="DigestMismatch", message="no"),
+]
+PREFIX = messages.LENGTH.size
+
+
+@pytest.mark.parametrize("message", EVERY, ids=lambda m: m.type)
+def test_a_message_comes_out_as_it_went_in(message: messages.Message) -> None:
+    data = messages.encode(message)
+    assert len(data) - PREFIX == messages.body_length(data[:PREFIX])
+    assert message == messages.decode(data[PREFIX:])
+
+
+def test_the_length_is_four_bytes_little_endian() -> None:
+    data = messages.encode(messages.Done(id=7))
+    assert len(data) - 4 == int.from_bytes(data[:4], "little")
+    assert {"type": "done", "id": 7} == json.loads(data[4:])
+
+
+def test_every_type_of_the_page_exists_and_no_other() -> None:
+    page = (Path(messages.__file__).parent / "PROTOCOL.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")]
+    assert sorted({m.type for m in EVERY} | {"stage"}) == sorted(rows)
+
+
+def test_a_stage_request_travels_with_paths_that_the_other_side_can_see() -> None:
+    mine, theirs = Path("/mine/node"), Path("/theirs")
+    request = StageRequest(
+        lineage="ab",
+        view="main",
+        base=1,
+        base_digest="cd",
+        target=3,
+        target_digest="ef",
+        table=mine / "tables/t.json",
+        tiling=Tiling(64, 256, 4),
+        deltas=[DeltaFiles(2, "01", [mine / "chunks/a", mine / "chunks/b"]), DeltaFiles(3, "02", [])],
+        checkpoint=Path("/elsewhere/checkpoint"),
+    )
+    message = messages.decode(messages.encode(stage_message(5, request, mine))[PREFIX:])
+    assert isinstance(message, messages.Stage)
+    seen = from_stage_message(message, theirs)
+    assert theirs / "tables/t.json" == seen.table
+    assert [theirs / "chunks/a", theirs / "chunks/b"] == list(seen.deltas[0].chunks)
+    assert Path("/elsewhere/checkpoint") == seen.checkpoint
+    assert (request.base, request.tiling) == (seen.base, seen.tiling)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        messages.decode(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "done"},
+        {"type": "done", "id": "1"},
+        {"type": "done", "id": 1, "more": 2},
+        {"type": "dance", "id": 1},
+        {"type": "ready", "id": 1, "target": 2, "policy": "hope", "undo": False},
+        ["done"],
+    ],
+)
+def test_a_message_with_a_field_too_few_too_many_or_of_another_kind_is_refused(body: object) -> None:
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 1"):
+        messages.decode(json.dumps(body).encode())
+
+
+def test_a_hello_of_a_later_protocol_is_refused_by_its_number() -> None:
+    with pytest.raises(ProtocolViolation, match="speaks protocol 2"):
+        messages.decode(json.dumps({"type": "hello", "protocol": 2, "novelty": True}).encode())
+
+
+def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(ProtocolViolation, match="beyond"):
+        messages.body_length(messages.LENGTH.pack(messages.MESSAGE_MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize("name", ["EngineUncertain", "DigestMismatch", "FrameCorrupt", "LayoutRefused"])
+def test_an_error_keeps_its_name_on_the_way(name: str) -> None:
+    kind = getattr(errors, name)
+    failed = messages.failure(4, kind("version 3 of tensor x"))
+    assert kind is type(messages.raised(failed))
+    assert "version 3 of tensor x" == str(messages.raised(failed))
+
+
+def test_an_error_without_a_name_of_ours_means_that_nothing_was_written() -> None:
+    error = messages.raised(messages.failure(4, ZeroDivisionError("no")))
+    assert EngineUnavailable is type(error)
+    assert "ZeroDivisionError: no" == str(error)

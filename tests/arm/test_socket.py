@@ -1,0 +1,441 @@
+"""Agent and arm over a real Unix socket: one rank, two ranks, and everything that can go wrong between them."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncline import faults
+from syncline.clock import SystemClock
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused
+from syncline.testing.weight_run import WeightRun, Weights
+from syncline.versions import Policy
+from syncline_agent.arm import messages
+from syncline_agent.arm.channel import Channel
+from syncline_agent.arm.client import ArmClient, ArmIdentity, Backoff
+from syncline_agent.arm.gate import OpenGate, Switched
+from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.server import ArmServer, ArmTimeouts
+from syncline_agent.engine import StageRequest
+
+Ask = Callable[..., StageRequest]
+QUICK = Backoff(0.01, 0.05)
+
+
+@dataclass
+class Rank:
+    client: ArmClient
+    live: LiveWeights
+    memory: Weights
+
+
+@pytest.fixture
+def node(run: WeightRun) -> Path:
+    for _ in range(3):
+        run.step()
+    return run.folder
+
+
+@pytest.fixture
+def server(node: Path) -> Iterator[ArmServer]:
+    with ArmServer(node / "arm.sock", timeouts=ArmTimeouts(stage_s=10, ready_s=5, scatter_s=5, other_s=5)) as server:
+        yield server
+
+
+class Gate(OpenGate):
+    """An engine with one request in flight, whose hold can be made to fail or to hang."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.calls: list[str] = []
+        self.refuses = False
+        self.hangs: threading.Event | None = None
+
+    def hold(self, policy: Policy) -> None:
+        self.calls.append(f"hold {policy}")
+        if self.hangs is not None:
+            self.hangs.wait(20)
+        if self.refuses:
+            raise EngineUnavailable("busy")
+
+    def switch(self, write: Callable[[], None]) -> Switched:
+        self.calls.append("switch")
+        return Switched(super().switch(write).pause_seconds, {"request-0": 3})
+
+    def publish(self) -> None:
+        self.calls.append("publish")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+@pytest.fixture
+def connect(run: WeightRun, node: Path) -> Iterator[Callable[..., Rank]]:
+    clients: list[ArmClient] = []
+
+    def make(rank: int = 0, ranks: int = 1, *, gate: Gate | None = None, version: int = 1, pod: str = "pod") -> Rank:
+        memory = run.copy(version)
+        live = LiveWeights(run.table, run.tiling.tiling, memory)
+        live.prove(run.lineage, "main", version, run.digest(version))
+        client = ArmClient(
+            node / "arm.sock",
+            ArmIdentity("test", "pool", pod, rank, ranks),
+            live,
+            gate or Gate(),
+            randomness=random.Random(rank),
+            backoff=QUICK,
+        )
+        client.start()
+        clients.append(client)
+        return Rank(client, live, memory)
+
+    yield make
+    for client in clients:
+        client.stop()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(1000):
+        if true():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not happen within ten seconds")
+
+
+def same(memory: Weights, expected: Weights) -> bool:
+    return all(np.array_equal(memory[name], units) for name, units in expected.items())
+
+
+def test_an_arm_connects_and_says_what_it_holds(
+    run: WeightRun, server: ArmServer, connect: Callable[..., Rank]
+) -> None:
+    with pytest.raises(EngineUnavailable, match="no engine is connected"):
+        server.describe()
+    connect()
+    assert server.wait_connected(10)
+    description = server.describe()
+    assert ("test", "pool", "pod", 1) == (
+        description.engine,
+        description.pool,
+        description.pod,
+        description.ranks,
+    )
+    assert description.applied is not None
+    assert (1, run.digest(1), True) == (
+        description.applied.version,
+        description.applied.digest,
+        description.applied.proven,
+    )
+
+
+def test_two_versions_are_staged_committed_undone_and_swept_through_the_socket(
+    run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask, reached: list[str]
+) -> None:
+    gate = Gate()
+    rank = connect(gate=gate)
+    assert server.wait_connected(10)
+    staged = server.stage(ask(1, 3))
+    assert staged.changed > 0
+    assert staged.staged_bytes > 0
+    done = server.commit(3, Policy.KEEP)
+    assert (3, run.digest(3), {"request-0": 3}) == (done.version, done.digest, done.spans)
+    assert done.pause_seconds > 0
+    assert ["hold keep", "switch", "publish"] == gate.calls
+    assert ["apply.ready", "apply.scattering", "apply.scattered"] == reached
+    assert same(rank.memory, run.weights(3))
+    assert server.describe().applied == server.sweep()
+    assert 1 == server.undo(1).version
+    applied = server.describe().applied
+    assert applied is not None
+    assert not applied.proven
+    assert server.sweep().proven
+    assert same(rank.memory, run.weights(1))
+    server.stage(ask(1, 2))
+    server.discard()
+    with pytest.raises(EngineUnavailable, match="not staged"):
+        server.commit(2, Policy.KEEP)
+
+
+def test_an_error_of_the_arm_is_that_error_at_the_agent(
+    server: ArmServer, connect: Callable[..., Rank], ask: Ask, tmp_path: Path
+) -> None:
+    connect()
+    assert server.wait_connected(10)
+    with pytest.raises(DigestMismatch):
+        server.stage(ask(2, 3))
+    with pytest.raises(LayoutRefused):
+        server.undo(1)
+    with pytest.raises(EngineUnavailable, match="FileNotFoundError"):
+        server.stage(ask(1, 2, table=tmp_path / "gone.json"))
+
+
+def test_two_ranks_commit_as_one(run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask) -> None:
+    first = connect(0, 2)
+    wait_until(lambda: first.client.connection == "connected")
+    with pytest.raises(EngineUnavailable, match=r"ranks \[1\] of 2"):
+        server.stage(ask(1, 2))
+    second = connect(1, 2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 3))
+    assert 3 == server.commit(3, Policy.KEEP).version
+    assert same(first.memory, run.weights(3))
+    assert same(second.memory, run.weights(3))
+    assert server.sweep().proven
+
+
+def test_a_rank_that_is_not_ready_keeps_all_others_from_writing(
+    run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask
+) -> None:
+    willing, busy = Gate(), Gate()
+    busy.refuses = True
+    first, second = connect(0, 2, gate=willing), connect(1, 2, gate=busy)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    with pytest.raises(EngineUnavailable, match="busy"):
+        server.commit(2, Policy.KEEP)
+    assert ["hold keep", "release"] == willing.calls
+    assert same(first.memory, run.weights(1))
+    assert same(second.memory, run.weights(1))
+    busy.refuses = False
+    assert 2 == server.commit(2, Policy.KEEP).version  # what was staged still is
+
+
+def test_a_rank_that_dies_in_its_write_makes_the_island_uncertain_until_it_is_whole_again(
+    run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask, tmp_path: Path
+) -> None:
+    first, second = connect(0, 2), connect(1, 2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    failed = threading.Event()
+
+    def fail_once(point: str) -> None:
+        if point == "apply.scattering" and not failed.is_set():
+            failed.set()
+            raise MemoryError("one rank only")
+
+    faults.install_hook(fail_once)
+    try:
+        with pytest.raises(EngineUncertain, match="one rank only"):
+            server.commit(2, Policy.KEEP)
+    finally:
+        faults.install_hook(None)
+    described = server.describe()
+    assert described.error is not None
+    assert described.applied is None or not described.applied.proven
+    run.checkpoint(tmp_path / "whole", 3)
+    server.stage(ask(1, 3, checkpoint=tmp_path / "whole"))
+    server.commit(3, Policy.KEEP)
+    assert server.sweep().proven
+    assert server.describe().error is None
+    assert same(first.memory, run.weights(3))
+    assert same(second.memory, run.weights(3))
+
+
+def test_ranks_that_hold_different_versions_are_not_proven(server: ArmServer, connect: Callable[..., Rank]) -> None:
+    connect(0, 2, version=1)
+    connect(1, 2, version=2)
+    assert server.wait_connected(10)
+    described = server.describe()
+    assert described.applied is not None
+    assert not described.applied.proven
+    assert "different versions (1, 2)" in str(described.error)
+
+
+def test_an_arm_whose_agent_restarts_connects_again(
+    node: Path, connect: Callable[..., Rank], ask: Ask, run: WeightRun
+) -> None:
+    with ArmServer(node / "arm.sock") as before:
+        rank = connect()
+        assert before.wait_connected(10)
+        before.stage(ask(1, 2))
+        before.commit(2, Policy.KEEP)
+    wait_until(lambda: rank.client.connection == "connecting")
+    with ArmServer(node / "arm.sock") as after:
+        assert after.wait_connected(10)
+        applied = after.describe().applied
+        assert applied is not None
+        assert 2 == applied.version
+        after.stage(ask(2, 3))
+        after.commit(3, Policy.KEEP)
+    assert same(rank.memory, run.weights(3))
+
+
+def test_an_engine_that_restarts_takes_the_place_of_its_earlier_connection(
+    server: ArmServer, connect: Callable[..., Rank]
+) -> None:
+    first = connect(version=3)
+    assert server.wait_connected(10)
+    first.client.stop()
+    connect(version=1)
+    wait_until(lambda: described_version(server) == 1)
+
+
+def described_version(server: ArmServer) -> int | None:
+    try:
+        applied = server.describe().applied
+    except EngineUnavailable:
+        return None
+    return applied.version if applied else None
+
+
+def test_a_rank_that_does_not_answer_is_disconnected_and_comes_back(
+    node: Path, connect: Callable[..., Rank], ask: Ask
+) -> None:
+    gate = Gate()
+    gate.hangs = threading.Event()
+    with ArmServer(node / "arm.sock", timeouts=ArmTimeouts(ready_s=0.2, other_s=0.2)) as server:
+        connect(gate=gate)
+        assert server.wait_connected(10)
+        server.stage(ask(1, 2))
+        with pytest.raises(EngineUnavailable, match=r"no answer within 0\.2 s"):
+            server.commit(2, Policy.KEEP)
+        gate.hangs.set()
+        gate.hangs = None
+        assert server.wait_connected(10)
+        wait_until(lambda: described_version(server) == 1)
+        assert 2 == server.commit(2, Policy.KEEP).version
+
+
+def test_the_state_after_an_engine_s_own_sweep_reaches_the_agent(
+    server: ArmServer, connect: Callable[..., Rank]
+) -> None:
+    rank = connect()
+    assert server.wait_connected(10)
+    rank.memory["a.weight"][7] ^= 1
+    with pytest.raises(DigestMismatch):
+        rank.live.sweep()
+    rank.client.notify()
+    wait_until(lambda: server.describe().error is not None)
+    assert "a.weight" in str(server.describe().error)
+    applied = server.describe().applied
+    assert applied is not None
+    assert not applied.proven
+
+
+# --- who may connect ---------------------------------------------------------------------------------------------------
+
+
+def test_socket_and_token_are_not_for_everybody(server: ArmServer, node: Path) -> None:
+    assert 0o660 == stat.S_IMODE((node / "arm.sock").stat().st_mode)
+    assert 0 == stat.S_IMODE((node / "arm.token").stat().st_mode) & 0o137
+    assert 64 == len((node / "arm.token").read_text().strip())
+
+
+def test_a_wrong_token_is_refused_and_the_right_one_welcome_later(
+    server: ArmServer, node: Path, connect: Callable[..., Rank]
+) -> None:
+    token = (node / "arm.token").read_text()
+    (node / "arm.token").write_text("wrong\n")
+    rank = connect()
+    wait_until(lambda: rank.client.refused)
+    assert "wrong token" in rank.client.connection
+    with pytest.raises(EngineUnavailable):
+        server.describe()
+    (node / "arm.token").write_text(token)
+    assert server.wait_connected(10)
+    wait_until(lambda: rank.client.connection == "connected")
+
+
+def test_a_user_who_is_not_allowed_is_refused(node: Path, connect: Callable[..., Rank]) -> None:
+    with ArmServer(node / "arm.sock", allowed_uids=[os.geteuid() + 1]):
+        rank = connect()
+        wait_until(lambda: rank.client.refused)
+        assert f"user {os.geteuid()} may not connect" in rank.client.connection
+
+
+def test_an_arm_of_another_pool_or_pod_is_refused_by_name(node: Path, connect: Callable[..., Rank]) -> None:
+    with ArmServer(node / "arm.sock", pool="other"):
+        rank = connect()
+        wait_until(lambda: rank.client.refused)
+        assert "serves pool other" in rank.client.connection
+        rank.client.stop()
+    with ArmServer(node / "arm.sock", pool="pool") as server:
+        connect(pod="first")
+        assert server.wait_connected(10)
+        second = connect(pod="second")
+        wait_until(lambda: second.client.refused)
+        assert "second" in second.client.connection
+        assert "first" == server.describe().pod
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (messages.LENGTH.pack(2) + b"{}", "not a message"),
+        (messages.LENGTH.pack(1 << 30), "beyond"),
+        (messages.encode(messages.Done(id=1)), "not a hello"),
+        (messages.LENGTH.pack(32) + b'{"type": "hello", "protocol": 9}', "speaks protocol 9"),
+    ],
+    ids=["no message", "too long", "no hello", "another protocol"],
+)
+def test_whoever_does_not_say_hello_properly_is_refused_in_words(
+    server: ArmServer, node: Path, first: bytes, says: str
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(node / "arm.sock"))
+        stranger.sendall(first)
+        answer = Channel(stranger).receive(timeout_s=5)
+    assert isinstance(answer, messages.Refused)
+    assert says in answer.message
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"rank": 2, "ranks": 2}, "rank 2 of 2 cannot be"), ({"holds": "columns 0-7"}, "columns 0-7")],
+)
+def test_a_rank_that_cannot_be_served_is_refused_by_name(
+    server: ArmServer, node: Path, change: dict[str, object], says: str
+) -> None:
+    hello = messages.Hello(
+        protocol=1,
+        engine="e",
+        pool="p",
+        pod="o",
+        rank=0,
+        ranks=1,
+        holds="whole",
+        token=(node / "arm.token").read_text().strip(),
+        state=messages.State(applied=None, error=None),
+    ).model_copy(update=change)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(node / "arm.sock"))
+        channel = Channel(stranger)
+        channel.send(hello)
+        answer = channel.receive(timeout_s=5)
+    assert isinstance(answer, messages.Refused)
+    assert says in answer.message
+
+
+def test_an_arm_that_breaks_the_protocol_later_is_disconnected(server: ArmServer, node: Path) -> None:
+    token = (node / "arm.token").read_text().strip()
+    hello = messages.Hello(
+        protocol=1,
+        engine="e",
+        pool="p",
+        pod="o",
+        rank=0,
+        ranks=1,
+        holds="whole",
+        token=token,
+        state=messages.State(applied=None, error=None),
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(node / "arm.sock"))
+        channel = Channel(stranger)
+        channel.send(hello)
+        assert isinstance(channel.receive(timeout_s=5), messages.Welcome)
+        assert server.wait_connected(5)
+        channel.send(messages.Done(id=12345))
+        with pytest.raises(EngineUnavailable):
+            channel.receive(timeout_s=5)
+        wait_until(lambda: not server.wait_connected(0))
