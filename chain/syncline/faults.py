@@ -42,13 +42,11 @@ POINTS: Mapping[str, str] = {**PUBLISH_POINTS, **APPLY_POINTS}
 Hook = Callable[[str], None]
 
 
-def _kill_from_environment() -> Hook | None:
-    wanted = os.environ.get("SYNCLINE_KILL_AT")
-    if not wanted:
-        return None
+def kill_hook(wanted: str) -> Hook:
+    """A hook that kills this process at `<name>`, or at `<name>#<n>` the n-th time. ValueError for an unknown name."""
     name, _, nth = wanted.partition("#")
     if name not in POINTS:
-        raise ValueError(f"SYNCLINE_KILL_AT={wanted}: no such kill point; known: {', '.join(POINTS)}")
+        raise ValueError(f"no kill point is called {name!r}; known: {', '.join(POINTS)}")
     left = int(nth or "1")
 
     def kill(point: str) -> None:
@@ -59,6 +57,11 @@ def _kill_from_environment() -> Hook | None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return kill
+
+
+def _kill_from_environment() -> Hook | None:
+    wanted = os.environ.get("SYNCLINE_KILL_AT")
+    return kill_hook(wanted) if wanted else None
 
 
 _hook: Hook | None = _kill_from_environment()

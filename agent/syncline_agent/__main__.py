@@ -1,0 +1,121 @@
+"""`syncline-agent`: follow a run on this node and keep the engine at its socket on the target version.
+
+Every flag can be given as `SYNCLINE_<FLAG>` in the environment; a flag wins. Exit status: 0 after SIGTERM or SIGINT,
+2 for settings that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from syncline.clock import SystemClock, system_random
+from syncline.errors import SynclineError
+from syncline.logs import LEVELS, logger, set_up_logs
+from syncline.metrics import Metrics
+from syncline.store.keys import checked_name
+from syncline.store.open import open_store
+from syncline_agent.arm.server import ArmServer
+from syncline_agent.heartbeat import HeartSettings
+from syncline_agent.process import STORE_PATIENCE, Node, open_sources, serve
+from syncline_agent.settings import AgentSettings, FollowSettings
+
+
+def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentSettings:
+    """Settings from flags and environment. Exits with status 2, as argparse does, for what cannot be used."""
+    parser = argparse.ArgumentParser(prog="syncline-agent", description=__doc__.splitlines()[0] if __doc__ else None)
+
+    def flag(name: str, default: str | None, text: str, **more: object) -> None:
+        found = environ.get(f"SYNCLINE_{name.upper().replace('-', '_')}")
+        given = found if found is not None else default
+        parser.add_argument(f"--{name}", default=given, required=given is None and name in REQUIRED, help=text, **more)  # pyright: ignore[reportArgumentType]
+
+    stores = environ.get("SYNCLINE_STORE", "").split()
+    parser.add_argument(
+        "--store", action="append", default=None, required=not stores, metavar="URL",
+        help="store of the run; given twice: first the mirror, then the origin (SYNCLINE_STORE: separated by spaces)",
+    )  # fmt: skip
+    flag("target", None, "the watched file that says what to serve", metavar="FILE")
+    flag("node-dir", None, "folder of this node: chunks, checkpoint and the arm's socket", metavar="DIR")
+    flag("consumers-store", None, "store for heartbeats and leases; the last --store unless given", metavar="URL")
+    for name, default in (("cluster", "local"), ("namespace", "default"), ("pool", "default"), ("node", "node-0")):
+        flag(name, default, f"name of this {name} in heartbeats and metrics")
+    flag("host", "127.0.0.1", "address of /status, /metrics, /readyz and /livez")
+    flag("port", "0", "their port; 0 takes a free one and logs it")
+    flag("token", "", "what an arm must present besides its user id")
+    flag("poll-seconds", "1.0", "how often head is polled")
+    flag("heartbeat-seconds", "15", "how often the heartbeat is written")
+    flag("fetch-workers", "4", "chunks fetched at once")
+    flag("advance-every", "8", "the node checkpoint follows at most so many versions behind")
+    flag("log-format", "console", "console or json", choices=["console", "json"])
+    flag("log-level", "info", "least severe event that is logged", choices=list(LEVELS))
+    given = parser.parse_args(arguments)
+    try:
+        every = float(given.heartbeat_seconds)
+        return AgentSettings(
+            stores=given.store or stores,
+            target=Path(given.target),
+            node_dir=Path(given.node_dir),
+            cluster=checked_name(given.cluster, "cluster"),
+            namespace=checked_name(given.namespace, "namespace"),
+            pool=checked_name(given.pool, "pool"),
+            node=checked_name(given.node, "node"),
+            host=given.host,
+            port=int(given.port),
+            consumers_store=given.consumers_store,
+            fetch_workers=int(given.fetch_workers),
+            token=given.token,
+            log_format=given.log_format,
+            log_level=given.log_level,
+            follow=FollowSettings(poll_seconds=float(given.poll_seconds), advance_every=int(given.advance_every)),
+            heart=HeartSettings(every_seconds=every, ttl_seconds=6 * every),
+        )
+    except (ValueError, SynclineError) as error:
+        parser.error(str(error))
+
+
+REQUIRED = ("target", "node-dir")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script."""
+    settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+    clock, metrics = SystemClock(), Metrics()
+    set_up_logs(log_format=settings.log_format, level=settings.log_level, clock=clock)
+    log = logger("agent", pool=settings.pool, node=settings.node)
+    try:
+        sources = open_sources(settings, clock=clock, metrics=metrics)
+        consumers = (
+            open_store(settings.consumers_store, clock=clock, metrics=metrics, policy=STORE_PATIENCE)
+            if settings.consumers_store
+            else sources[-1].store
+        )
+        settings.node_dir.mkdir(parents=True, exist_ok=True)
+        arms = ArmServer(settings.socket, pool=settings.pool, token=settings.token, log=log).start()
+    except (SynclineError, OSError) as error:
+        print(f"syncline-agent: {error}", file=sys.stderr)
+        return 2
+    node = Node(
+        settings,
+        arms,
+        sources=sources,
+        consumers=consumers,
+        clock=clock,
+        random=system_random(),
+        metrics=metrics,
+        log=log,
+        workers=settings.fetch_workers,
+    )
+    try:
+        asyncio.run(serve(settings, node, metrics, log))
+    finally:
+        arms.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
