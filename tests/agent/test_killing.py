@@ -165,14 +165,16 @@ def test_the_points_of_apply_are_all_killed_somewhere() -> None:
 
 def test_an_agent_that_is_asked_to_end_says_goodbye(tmp_path: Path, main: KillableMain) -> None:
     trainer = Trainer(tmp_path / "store")
-    wanted = trainer.publish()
+    trainer.publish()
     target = tmp_path / "target.json"
     target.write_text(encode_target(Target("run")))
     arguments: list[Any] = ["--store", str(tmp_path / "store"), "--target", str(target)]
     child = main.start([*arguments, "--node-dir", str(tmp_path / "n"), "--poll-seconds", "0.05"])
     engine = Engine(tmp_path / "n")
     try:
-        wait_for(engine, wanted)
+        while engine.live is None:
+            child.join(0.05)
+        wait_for(engine, trainer.publish())
         child.terminate()
         child.join(DEADLINE_SECONDS)
         assert 0 == child.exitcode, (tmp_path / "agent.log").read_text()[-2000:]
@@ -183,4 +185,4 @@ def test_an_agent_that_is_asked_to_end_says_goodbye(tmp_path: Path, main: Killab
     fetched = store.get(key, max_bytes=RECORD_MAX_BYTES)
     assert fetched is not None
     record = ConsumerRecord.parse(fetched.data, what=key)
-    assert (True, 1, True) == (record.leaving, record.applied, record.proven)
+    assert (True, 2, True) == (record.leaving, record.applied, record.proven)
