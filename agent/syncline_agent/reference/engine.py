@@ -1,0 +1,170 @@
+"""The reference engine as a whole: loads, proves, generates, follows, sweeps. `server` shows it; `__main__` starts it.
+
+It owns the order in which the parts come up and go down, and the thread that loads first and sweeps ever after. It does
+not know HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline.clock import Clock
+from syncline.errors import DigestMismatch, SourceNotReady, SynclineError
+from syncline.metrics import Metrics
+from syncline_agent.arm.client import ArmClient, ArmIdentity
+from syncline_agent.arm.live import LiveWeights
+from syncline_agent.reference.loading import Loaded, load
+from syncline_agent.reference.model import Decoder
+from syncline_agent.reference.requests import Limits
+from syncline_agent.reference.scheduler import Scheduler
+from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience
+
+LOOK_S = 0.1
+"""Between two looks for a checkpoint that is not there yet."""
+RETRY_S = 2.0
+"""Between two tries to load one that cannot be read."""
+SWEEP_REST = 4.0
+"""A periodic sweep rests this many times as long as it works, so that generation keeps the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a reference engine is told."""
+
+    checkpoint: Path
+    socket: Path
+    pool: str = "default"
+    pod: str = "pod-0"
+    model: str = "syncline-reference"
+    device: str = "cpu"
+    slots: int = 32
+    max_len: int | None = None
+    sweep_interval_s: float = 600.0
+    token_file: Path | None = None
+    patience: Patience = DEFAULT_PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The parts that exist once weights are loaded."""
+
+    live: LiveWeights
+    scheduler: Scheduler
+    arm: ArmClient
+    limits: Limits
+
+
+class ReferenceEngine:
+    """One process's engine."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        clock: Clock,
+        randomness: random.Random,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.settings = settings
+        self._clock, self._random, self._metrics, self._log = clock, randomness, metrics, log
+        self._running: Running | None = None
+        self._waiting_for = "the checkpoint"
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    @property
+    def running(self) -> Running | None:
+        """None until weights are loaded."""
+        return self._running
+
+    @property
+    def unready(self) -> str | None:
+        """Why no request can be served now, in words; None when proven and the agent has not turned the arm away."""
+        running = self._running
+        if running is None:
+            return f"waiting for {self._waiting_for}"
+        if running.live.error is not None:
+            return running.live.error
+        if not running.live.in_service:
+            return "not proven yet: a sweep must match first"
+        return running.arm.connection if running.arm.refused else None
+
+    def start(self) -> None:
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Stop following, then generating; what is in flight is aborted."""
+        self._stopping.set()
+        self._keeper.join()
+        if self._running is not None:
+            self._running.arm.stop()
+            self._running.scheduler.stop()
+
+    def _keep(self) -> None:
+        loaded = self._load()
+        if loaded is None:
+            return
+        live, settings = loaded.live, self.settings
+        decoder = Decoder(loaded.config, loaded.weights, slots=settings.slots, max_len=settings.max_len)
+        scheduler = Scheduler(
+            decoder, live, clock=self._clock, metrics=self._metrics, patience=settings.patience, log=self._log
+        )
+        arm = ArmClient(
+            settings.socket,
+            ArmIdentity("reference", settings.pool, settings.pod),
+            live,
+            scheduler,
+            randomness=self._random,
+            token_file=settings.token_file,
+            log=self._log,
+        )
+        limits = Limits(settings.model, loaded.config.vocab, decoder.max_len, loaded.tokenizer)
+        scheduler.start()
+        arm.start()
+        self._running = Running(live, scheduler, arm, limits)
+        while not self._stopping.wait(settings.sweep_interval_s):
+            self._sweep(live, arm)
+
+    def _load(self) -> Loaded | None:
+        """Weights, as soon as there are any; None when told to stop first."""
+        while not self._stopping.is_set():
+            try:
+                loaded = load(self.settings.checkpoint, device=self.settings.device, clock=self._clock)
+            except SourceNotReady as error:
+                self._waiting_for = str(error)
+                self._stopping.wait(LOOK_S)
+            except (SynclineError, OSError) as error:
+                self._log.error("checkpoint not loaded", reason=str(error))
+                self._waiting_for = f"a checkpoint that can be loaded: {error}"
+                self._stopping.wait(RETRY_S)
+            else:
+                applied = loaded.live.applied
+                assert applied is not None
+                if loaded.live.error is None:
+                    self._log.info("weights proven", version=applied.version, digest=applied.digest)
+                else:
+                    self._log.error("weights refused", version=applied.version, reason=loaded.live.error)
+                    self._metrics.digest_failures.labels(
+                        run="", view=applied.view, pool=self.settings.pool, phase="load"
+                    ).inc()
+                return loaded
+        return None
+
+    def _sweep(self, live: LiveWeights, arm: ArmClient) -> None:
+        began = self._clock.monotonic()
+        try:
+            applied = live.sweep(rest=SWEEP_REST)
+            self._log.info("sweep matched", version=applied.version)
+        except DigestMismatch as error:
+            self._log.error("sweep failed", reason=str(error))
+            view = live.applied.view if live.applied else ""
+            self._metrics.digest_failures.labels(run="", view=view, pool=self.settings.pool, phase="sweep").inc()
+        finally:
+            self._metrics.sweep_seconds.observe(self._clock.monotonic() - began)
+            arm.notify()
