@@ -231,7 +231,7 @@ def test_no_way_leads_through_a_version_of_a_fenced_writer():
     chain.manifests[4] = version_manifest(4, 3, epoch=5)
     chain.manifests[5] = version_manifest(5, 4, epoch=4)
     chain.manifests[6] = version_manifest(6, 5, epoch=6)
-    with pytest.raises(EpochRegressed, match="no way from nothing applied to version 6: .* a fenced writer wrote it"):
+    with pytest.raises(EpochRegressed, match=r"no way from nothing applied to version 6: .* a fenced writer wrote it"):
         plan(None, 6, chain, avoid={StepKey("anchor", None, 1)})
     chain.skip_sizes[6, 2] = 50
     assert ["skip 2->6"] == shape(plan(link(chain, 2), 6, chain).steps)

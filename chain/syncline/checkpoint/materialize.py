@@ -110,8 +110,6 @@ class _Materializing:
         self._log = log.bind(run=reader.keys.run, view=reader.keys.view)
         self._doing: StepKey | None = None
         """What is to blame if something fails now."""
-        self._doubted: set[int] = set()
-        """Versions to which deltas did not lead once, and whose start was blamed."""
 
     def bring_to(self, version: int, vetoed: Collection[int]) -> None:
         manifest = self._reader.manifest(version)
@@ -221,24 +219,29 @@ class _Materializing:
             deltas.append(Delta.parse(table, held.marker.tiling.tiling, chunks))
         target = batch[-1].version
         self._progress("patch", target, target)
-        if target not in self._doubted:
-            self._doing = (
-                start  # whole chunks that do not lead to the target: first the bits they start from are doubted
+        places = places_of(self._path, table)
+        try:
+            return advance_in_place(
+                self._path,
+                held.state,
+                places,
+                table,
+                [step.manifest for step in batch],
+                deltas,
+                marker=held.marker,
+                points=NODE_POINTS,
+                executor=self._executor,
             )
-        self._doubted.add(target)
-        marker = advance_in_place(
-            self._path,
-            held.state,
-            places_of(self._path, table),
-            table,
-            [step.manifest for step in batch],
-            deltas,
-            marker=held.marker,
-            points=NODE_POINTS,
-            executor=self._executor,
-        )
-        self._doubted.discard(target)
-        return marker
+        except Corrupt:
+            # Whole chunks that do not lead to the target: are the bits wrong that they start from, or one of them?
+            self._doing = start
+            self._prove(self._reader.manifest(held.marker.version))
+            self._doing = batch[-1].key
+            if len(batch) == 1:
+                raise
+        for step in batch:
+            held = _Held(held.state, self._advance(held, [step], start))
+        return held.marker
 
     def _chunk(self, ref: ChunkRef) -> bytes:
         try:

@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from syncline.checkpoint import header_bytes
-from syncline.delta import CodecChoice, DeltaEncoder, EncodedDelta, digest_tensor
+from syncline.delta import DeltaEncoder, EncodedDelta, digest_tensor
 from syncline.store.base import WeightStore
 from syncline.store.keys import RunKeys
 from syncline.wire.digest import total
@@ -139,7 +139,7 @@ class StoredRun:
         def sink(ref: ChunkRef, data: bytes) -> None:
             self.store.put_if_absent(self.keys.chunk(ref.blake3), data)
 
-        encoder = DeltaEncoder(self.table, TILING.tiling, nonce=self._nonce, sink=sink, choice=CodecChoice())
+        encoder = DeltaEncoder(self.table, TILING.tiling, nonce=self._nonce, sink=sink)
         for index, spec in enumerate(self.table.tensors):
             encoder.add(index, old[spec.name], new[spec.name])
         return encoder.finish()
