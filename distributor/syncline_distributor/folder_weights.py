@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.checkpoint.folder import WeightFolder
+from syncline.errors import SourceNotReady
 from syncline.wire.tensors import COLUMN_SPLIT, TensorTable, split_axis
 from syncline_distributor.weights import UNIT_TYPES, Files
 from syncline_distributor.whole import beside_weights
@@ -24,6 +25,7 @@ class FolderWeights:
         self._folder = WeightFolder.open(path)
         try:
             self.table: TensorTable = self._folder.table(lambda name, shape: split_axis(name, shape, column_split))
+            self._beside = _read_beside(path)
         except BaseException:
             self._folder.close()
             raise
@@ -44,10 +46,18 @@ class FolderWeights:
         return self._folder.read(spec.name, flat) if flat.size else flat
 
     def files(self) -> Files:
-        return beside_weights(self._folder.path)
+        return self._beside
 
     def check(self) -> None:
         self._folder.check_unchanged()
 
     def close(self) -> None:
         self._folder.close()
+
+
+def _read_beside(path: Path) -> dict[str, bytes | Path]:
+    # Read at once, like the table: a folder that vanishes later still gives all that belongs to it.
+    try:
+        return {n: f if isinstance(f, bytes) else f.read_bytes() for n, f in beside_weights(path).items()}
+    except FileNotFoundError as error:
+        raise SourceNotReady(f"{error.filename} vanished while {path} was read; the next checkpoint is taken") from None

@@ -132,7 +132,8 @@ def test_any_interleaving_leaves_one_readable_chain_and_at_most_one_writer(draw:
     def spawn() -> None:
         writers.append(Publisher(store, "run", settings=tiling, clock=ManualClock(), random=random.Random(next(seeds))))
 
-    spawn(), spawn()
+    spawn()
+    spawn()
     for _ in range(45):
         if draw.random() < 0.03 and len(writers) < 5:
             spawn()
