@@ -269,6 +269,11 @@ def test_skip_deltas_are_listed_and_checked(store: MemoryStore, writer: ChainWri
         reader.skip(4, 3)
     with pytest.raises(LinkMissing):
         reader.skip(5, 1)
+    store.put(writer.keys.skip(4, 2), near.model_copy(update={"base_digest": "0" * 32}).encode())
+    with pytest.raises(FormatInvalid, match="starts from other bits than version 2"):
+        reader.skip(4, 2)
+    store.delete(writer.keys.version(2))
+    assert 2 == reader_of(store).skip(4, 2).base
 
 
 def test_a_veto_is_seen_when_it_appears_and_gone_when_it_is_removed(store: MemoryStore, writer: ChainWriter):

@@ -22,6 +22,7 @@ from syncline.errors import (
     DiskFull,
     LineageChanged,
     LinkMissing,
+    NotFound,
     Rejected,
     StoreUnavailable,
     VersionVetoed,
@@ -373,6 +374,12 @@ def test_a_folder_of_other_peoples_files_is_left_alone(run: StoredRun, tmp_path:
     with pytest.raises(Rejected, match="files that Syncline did not write"):
         materialize(ChainReader(run.store, "run"), 2, tmp_path)
     assert ["thesis.tex"] == [p.name for p in tmp_path.iterdir()]
+
+
+def test_a_run_that_does_not_exist_is_told_before_a_folder_is_made(tmp_path: Path):
+    with pytest.raises(NotFound, match=r"run/run\.json"):
+        materialize(ChainReader(WatchedStore(), "run"), 1, tmp_path / "checkpoint")
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_it_is_busy_while_somebody_loads_it(run: StoredRun, tmp_path: Path):

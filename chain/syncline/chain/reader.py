@@ -262,6 +262,12 @@ class ChainReader:
             raise FormatInvalid(f"{key} says that its base is {skip.base}")
         if (skip.manifest, skip.digest, skip.tensors) != (manifest.identity(), manifest.digest, manifest.tensors):
             raise FormatInvalid(f"{key} does not belong to the version's manifest; use the deltas instead")
+        try:
+            base_digest = self.manifest(base).digest
+        except LinkMissing:
+            return skip  # whoever holds the base knows its digest
+        if skip.base_digest != base_digest:
+            raise FormatInvalid(f"{key} starts from other bits than version {base}; use the deltas instead")
         return skip
 
     def _listed_skips(self, prefix: str) -> dict[int, list[int]]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
@@ -64,6 +66,7 @@ class AnchorDownload:
         self._progress = progress
         self._record = OwnFiles(path).download
         self._lock = Lock()
+        self._spare: SimpleQueue[bytearray] = SimpleQueue()
         self._verified: set[str] = set()
         self._done_bytes = 0
 
@@ -155,10 +158,10 @@ class AnchorDownload:
     def _fetch_part(self, item: _Pending, offset: int) -> None:
         size = min(PART_BYTES, item.file.size - offset)
         if size > 0:
-            buffer = bytearray(size)
-            self._read_range(item.file.name, offset, buffer)
-            with naming_full_disk(item.path):
-                _write_at(item.path, buffer, offset)
+            with self._scratch() as buffer:
+                self._read_range(item.file.name, offset, buffer[:size])
+                with naming_full_disk(item.path):
+                    _write_at(item.path, buffer[:size], offset)
         with self._lock:
             item.parts_left -= 1
             self._done_bytes += size
@@ -167,7 +170,19 @@ class AnchorDownload:
         if last:
             self._verify(item)
 
-    def _read_range(self, name: str, offset: int, buffer: bytearray) -> None:
+    @contextmanager
+    def _scratch(self) -> Generator[memoryview]:
+        """A part's worth of memory, used again and again: one for each stream is all there ever are."""
+        try:
+            buffer = self._spare.get_nowait()
+        except Empty:
+            buffer = bytearray(PART_BYTES)
+        try:
+            yield memoryview(buffer)
+        finally:
+            self._spare.put(buffer)
+
+    def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
         key = self._reader.anchor_file(self._anchor, name)
         try:
             self._reader.store.get_range_into(key, offset, buffer)
@@ -177,7 +192,9 @@ class AnchorDownload:
             raise ChunkCorrupt(f"{key} is shorter than its manifest says: {error}") from error
 
     def _verify(self, item: _Pending) -> None:
-        if _blake3_of(item.path) != item.file.blake3:
+        with self._scratch() as buffer:
+            found = _blake3_of(item.path, buffer)
+        if found != item.file.blake3:
             with self._lock:
                 item.corrupt = True
                 self._done_bytes -= item.file.size
@@ -189,20 +206,19 @@ class AnchorDownload:
             self._write_record()
 
 
-def _write_at(path: Path, buffer: bytearray, offset: int) -> None:
+def _write_at(path: Path, view: memoryview, offset: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        view, done = memoryview(buffer), 0
+        done = 0
         while done < len(view):
             done += os.pwrite(descriptor, view[done:], offset + done)
     finally:
         os.close(descriptor)
 
 
-def _blake3_of(path: Path) -> str:
+def _blake3_of(path: Path, buffer: memoryview) -> str:
     """Hash by bounded reads: a map would count the whole file as this process's memory."""
     hasher = blake3(max_threads=blake3.AUTO)
-    buffer = memoryview(bytearray(PART_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])

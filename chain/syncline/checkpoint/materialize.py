@@ -65,6 +65,7 @@ def materialize(
     somebody loads or writes the folder; DiskFull; Rejected for a folder of other people's files; what the planner
     raises when no way is left; and the store's own errors, after which a next call goes on.
     """
+    reader.run_record()  # a run that does not exist is told before a folder is made for it
     _refuse_strangers_files(path)
     own = OwnFiles(path)
     with exclusive(own.lock), ThreadPoolExecutor(streams, thread_name_prefix="materialize") as pool:
