@@ -54,6 +54,7 @@ class Node:
     ) -> None:
         """`workers` None fetches in the caller's thread, as a simulation must."""
         pool = ThreadPoolExecutor(workers, thread_name_prefix="fetch") if workers else None
+        self.engine = engine
         self.files = NodeFiles(settings.node_dir)
         self.checkpoint = NodeCheckpoint(self.files, log, executor=pool, streams=workers or 1)
         self.reporter = Reporter(Identity(settings.cluster, settings.namespace, settings.pool, settings.node), metrics)
@@ -112,6 +113,7 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         node.reporter.read,
         heartbeats=lambda: node.heart.state,
         alive=lambda: machines[0].alive,
+        sweep=node.engine.sweep,
         registry=metrics.registry,
     )
     runner = web.AppRunner(app, access_log=None)

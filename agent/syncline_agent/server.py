@@ -1,5 +1,6 @@
-"""The agent's HTTP face: `/status` (its JSON is documented in status.py), `/metrics`, `/readyz`, `/livez`. Reads
-only.
+"""The agent's HTTP face: `/status` (its JSON is documented in status.py), `/metrics`, `/readyz`, `/livez`, and
+`POST /verify`, which has the engine sweep all its live memory now: 200 with `{version, digest, lineage, proven}`, 409
+when memory holds something else, 503 when no engine can answer. Nothing here changes what is served.
 
 `/readyz` is 200 exactly while the replica is proven and in service; staleness is refused a request, not a pod.
 `/livez` says that the follower's thread runs, and ignores versions.
@@ -7,12 +8,16 @@ only.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from syncline.errors import Corrupt, SynclineError
+from syncline_agent.engine import Applied
 from syncline_agent.status import Status
 
 
@@ -21,6 +26,7 @@ def make_app(
     *,
     heartbeats: Callable[[], str],
     alive: Callable[[], bool],
+    sweep: Callable[[], Applied],
     registry: CollectorRegistry,
 ) -> web.Application:
     """Routes over what is handed in; starts nothing."""
@@ -43,9 +49,18 @@ def make_app(
             return web.Response(text="alive\n")
         return web.Response(status=500, text="the follower's thread has ended; restart the agent\n")
 
+    async def verify(_request: web.Request) -> web.Response:
+        try:
+            held = await asyncio.to_thread(sweep)
+        except SynclineError as error:
+            body = {"error": {"type": type(error).__name__, "message": str(error)}}
+            return web.json_response(body, status=409 if isinstance(error, Corrupt) else 503)
+        return web.json_response(dataclasses.asdict(held))
+
     app = web.Application()
     app.router.add_get("/status", show_status)
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/readyz", ready)
     app.router.add_get("/livez", live)
+    app.router.add_post("/verify", verify)
     return app

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from syncline.chain import ChainReader
+from syncline.errors import NotFound
 from syncline.store.base import WeightStore
 from syncline.store.open import open_store
+from syncline.wire.records import VersionManifest
 from syncline_cli.output import Output
 
 StoreOption = Annotated[
@@ -32,6 +34,14 @@ class Opened:
     store: WeightStore
     reader: ChainReader
     output: Output
+
+
+def head_or_none(reader: ChainReader) -> VersionManifest | None:
+    """Head; None also while the run does not exist yet, for whoever waits for its first version."""
+    try:
+        return reader.head()
+    except NotFound:
+        return None
 
 
 def opened(store: str, run: str, view: str, as_json: bool) -> Opened:

@@ -11,7 +11,7 @@ import typer
 from syncline.checkpoint import materialize
 from syncline.clock import SystemClock
 from syncline.errors import Retryable
-from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, head_or_none, opened
 from syncline_cli.history import summary
 from syncline_cli.output import size
 
@@ -32,8 +32,8 @@ def follow(
     with ThreadPoolExecutor() as pool:
         while until is None or held < until:
             try:
-                vetoes = at.reader.vetoes()
-                head = at.reader.head()
+                head = head_or_none(at.reader)
+                vetoes = at.reader.vetoes() if head is not None else {}
                 target = head.version if head is not None else 0
                 while target in vetoes and target > 0:
                     target -= 1

@@ -65,7 +65,10 @@ def publish(
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
-    labels = dict(pair.partition("=")[::2] for pair in pairs)
-    if any("=" not in pair for pair in pairs):
-        raise typer.BadParameter("write --label name=value", param_hint="--label")
+    labels: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{pair!r}: write --label name=value", param_hint="--label")
+        labels[name] = value
     return labels

@@ -111,10 +111,13 @@ def replica(
     at = opened(store, run, view, as_json)
     try:
         answer = httpx.post(f"{url.rstrip('/')}/verify", timeout=600)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise EngineUnavailable(f"{url} did not verify: {error}; is the agent up and its engine connected?") from error
-    swept = answer.json()
+        swept = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise EngineUnavailable(f"{url} did not verify: {error}; is the agent up?") from error
+    if answer.status_code == 409:
+        _conclude(at.output, [{"problem": swept["error"]["message"]}], {"url": url})
+    if answer.status_code != 200:
+        raise EngineUnavailable(f"{url} did not verify: {swept['error']['message']}")
     manifest = at.reader.manifest(int(swept["version"]))
     problems: list[dict[str, Any]] = []
     held, lineage = swept["digest"], swept["lineage"]
