@@ -249,6 +249,19 @@ def test_a_live_bit_flipped_outside_a_delta_is_found_by_the_sweep(
     make_whole(run, live, memory, ask, tmp_path)
 
 
+def test_what_was_staged_before_a_doubt_is_not_written(
+    run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask
+) -> None:
+    live.stage(ask(1, 2))
+    live.ready(2)
+    memory["c.codes"][3] ^= 1
+    with pytest.raises(DigestMismatch):
+        live.sweep()
+    with pytest.raises(EngineUnavailable, match="nothing was written"):
+        live.scatter(2)
+    assert 1 == live.version
+
+
 def make_whole(run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, tmp_path: Path) -> None:
     run.checkpoint(tmp_path / "whole", 3)
     assert live.version is not None

@@ -133,6 +133,7 @@ class TinyRun:
 @pytest.fixture
 def tiny(tmp_path: Path) -> TinyRun:
     """Version 1 stands materialized; there are two more."""
+    torch.set_num_threads(1)  # so small a model is no work to share
     draw = np.random.default_rng(11)
     first: Weights = {}
     for name, shape in CONFIG.tensors().items():
@@ -282,7 +283,6 @@ class EngineHere(Served):
 @pytest.fixture
 def engine_here(tiny: TinyRun) -> Iterator[Callable[..., EngineHere]]:
     """Start an engine on the tiny run's node directory in this process; keywords are its settings."""
-    torch.set_num_threads(1)
     started: list[EngineHere] = []
 
     def start(*, ready: bool = True, **settings: Any) -> EngineHere:

@@ -313,7 +313,8 @@ class LiveWeights:
         return staged
 
     def _doubt(self, error: str) -> None:
-        """Out of service. The caller holds the lock."""
+        """Out of service, and what was staged on such memory is void. The caller holds the lock."""
+        self._staged = self._ready = None
         self._doubts += 1
         self._error = error
         if self._applied is not None:

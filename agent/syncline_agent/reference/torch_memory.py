@@ -79,7 +79,8 @@ class DeviceMemory:
         target = self._tensors[tensor]
         for places, bits in self._parts(tensor, tiling, staged, undo):
             target.index_copy_(0, places, bits)
-        torch.cuda.synchronize(target.device)  # the pause ends when the bits are there, not when they are asked for
+        if target.is_cuda:
+            torch.cuda.synchronize(target.device)  # the pause ends when the bits are there, not when they are asked for
 
     def read_back(self, tensor: int, tiling: Tiling, staged: StagedTensor, *, undo: bool) -> bool:
         source = self._tensors[tensor]
