@@ -21,6 +21,7 @@ from syncline.store.keys import checked_name
 from syncline.store.open import open_store
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.heartbeat import HeartSettings
+from syncline_agent.nodefiles import own_node_dir
 from syncline_agent.process import STORE_PATIENCE, Node, open_sources, serve
 from syncline_agent.settings import AgentSettings, FollowSettings
 
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if settings.consumers_store
             else sources[-1].store
         )
-        settings.node_dir.mkdir(parents=True, exist_ok=True)
+        owned = own_node_dir(settings.node_dir)
         arms = ArmServer(settings.socket, pool=settings.pool, token=settings.token, log=log).start()
     except (SynclineError, OSError) as error:
         print(f"syncline-agent: {error}", file=sys.stderr)
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(serve(settings, node, metrics, log))
     finally:
         arms.stop()
+        owned.close()
     return 0
 
 

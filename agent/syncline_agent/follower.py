@@ -22,6 +22,7 @@ from syncline.errors import (
     LayoutRefused,
     LineageChanged,
     NotFound,
+    Retryable,
     StoreUnavailable,
     SynclineError,
 )
@@ -34,7 +35,7 @@ from syncline_agent.heartbeat import Heart
 from syncline_agent.lag import Lag
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.policy import Target, TargetFile
-from syncline_agent.reporting import Reporter
+from syncline_agent.reporting import Reporter, aimed
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import ApplyPath, LastSync, Phase
 from syncline_agent.syncing import Sync
@@ -345,6 +346,8 @@ class Follower:
                 self._came_from = sync.applied.version
             self._ways.learn(error, phase, sync)
             self._drop_sync()
+        if self._failures > 1 and phase is not Phase.HEAL and not isinstance(error, Retryable):
+            self._chain = None  # a reader remembers what it read: if that was damaged on its way, it must be read again
         self._describe()
         if isinstance(error, EngineUncertain) or phase is Phase.HEAL:
             self._report.mismatched(phase)
@@ -378,17 +381,9 @@ class Follower:
     def _publish(self) -> None:
         target, chain, applied, wanted = self._target, self._chain, self._applied, self._wanted
         head = self._chooser.head
-        view = target.view if target is not None else "main"
         known = applied is not None and wanted is not None and chain is not None and applied.lineage == chain.lineage
         self._report.say(
-            run=target.run if target is not None else None,
-            view=view,
-            generation=target.generation if target is not None else 0,
-            target_error=self._targets.error,
-            pinned=target.pinned if target is not None else None,
-            suspended=target.suspend if target is not None else False,
-            mode=target.mode if target is not None else self._report.status.mode,
-            policy=target.policy if target is not None else self._report.status.policy,
+            **aimed(target, self._targets.error),
             phase=self._phase,
             lineage=chain.lineage if chain is not None else None,
             head=head.version if head is not None else None,
@@ -398,7 +393,7 @@ class Follower:
             in_service=applied is not None and applied.proven and self._phase is not Phase.HEAL,
             lag_versions=abs(wanted.version - applied.version) if known and applied and wanted else 0,
             lag_seconds=self._lag.seconds(),
-            boot=self._checkpoint.version(chain.lineage, view) if chain is not None else None,
+            boot=self._checkpoint.version(chain.lineage, chain.reader.keys.view) if chain is not None else None,
             error=self._error,
             failures=self._failures,
         )

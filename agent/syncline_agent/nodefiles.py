@@ -5,6 +5,7 @@
     <node-dir>/quarantine/            the last few files that did not hash to their name, for people to look at
     <node-dir>/checkpoint/            the servable checkpoint (background.py)
     <node-dir>/back/                  a second checkpoint, while going back needs one (background.py)
+    <node-dir>/agent.lock             held by the one agent that owns the directory
     <node-dir>/arm.sock               where arms connect
 
 Chunks are named by their content, so a file is the same for every version that uses it. Nothing here is fsynced: a
@@ -15,6 +16,7 @@ again.
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import mmap
 import os
@@ -23,10 +25,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from blake3 import blake3
 
-from syncline.errors import ChunkCorrupt, DiskFull
+from syncline.errors import ChunkCorrupt, DiskFull, Rejected
 from syncline.wire.records import ChunkRef, ObjectRef
 from syncline.wire.tensors import TensorTable
 
@@ -162,6 +165,23 @@ class NodeFiles:
                 f"{what} needs {size_bytes} bytes and {self.root} has {free} free; make room on the node, "
                 "the sync goes on by itself"
             )
+
+
+def own_node_dir(node_dir: Path) -> IO[bytes]:
+    """Take a node directory for this process, for as long as the file that is returned stays open.
+
+    Rejected when another agent has it: two would answer for one engine.
+    """
+    node_dir.mkdir(parents=True, exist_ok=True)
+    lock = (node_dir / "agent.lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Rejected(
+            f"{node_dir} belongs to an agent that runs already; give each agent its own --node-dir"
+        ) from error
+    return lock
 
 
 def hash_file(path: Path) -> str:

@@ -7,7 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 from syncline.metrics import Metrics
+from syncline_agent.policy import Target
 from syncline_agent.status import ApplyPath, Identity, LastSync, Phase, Status
+
+
+def aimed(target: Target | None, error: str | None) -> dict[str, Any]:
+    """What the status says of the target file."""
+    if target is None:
+        return {"target_error": error}
+    return {
+        "run": target.run,
+        "view": target.view,
+        "generation": target.generation,
+        "target_error": error,
+        "mode": target.mode,
+        "pinned": target.pinned,
+        "suspended": target.suspend,
+        "policy": target.policy,
+    }
 
 
 class Reporter:

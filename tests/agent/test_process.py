@@ -1,0 +1,147 @@
+"""The agent as a process: its settings, its HTTP face, its logs, and the directory that it owns."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+from aiohttp.test_utils import TestClient, TestServer
+
+from syncline.clock import ManualClock
+from syncline.errors import DigestMismatch, Rejected
+from syncline.logs import logger, set_up_logs
+from syncline.metrics import Metrics
+from syncline_agent.__main__ import parse_settings
+from syncline_agent.engine import Applied
+from syncline_agent.nodefiles import own_node_dir
+from syncline_agent.reporting import Reporter
+from syncline_agent.server import make_app
+from syncline_agent.status import Identity
+
+
+@pytest.fixture
+def log_lines() -> Iterator[io.StringIO]:
+    out = io.StringIO()
+    yield out
+    structlog.reset_defaults()
+
+
+def test_flags_win_over_the_environment() -> None:
+    environ = {
+        "SYNCLINE_STORE": "/mirror /origin",
+        "SYNCLINE_TARGET": "/t",
+        "SYNCLINE_NODE_DIR": "/n",
+        "SYNCLINE_POOL": "a",
+    }
+    settings = parse_settings(["--pool", "b"], environ)
+    assert (["/mirror", "/origin"], Path("/t"), "b") == (settings.stores, settings.target, settings.pool)
+    assert ["s3://x"] == parse_settings(["--store", "s3://x"], environ).stores
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--store", "/s", "--target", "/t"],
+        ["--store", "/s", "--target", "/t", "--node-dir", "/n", "--node", "Not A Name"],
+        ["--store", "/s", "--target", "/t", "--node-dir", "/n", "--poll-seconds", "soon"],
+    ],
+)
+def test_settings_that_cannot_be_used_end_with_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(arguments, {})
+    assert 2 == ended.value.code
+
+
+def test_a_node_directory_has_one_agent(tmp_path: Path) -> None:
+    owned = own_node_dir(tmp_path / "n")
+    with pytest.raises(Rejected, match="belongs to an agent"):
+        own_node_dir(tmp_path / "n")
+    owned.close()
+    own_node_dir(tmp_path / "n").close()
+
+
+@pytest.mark.asyncio
+async def test_readiness_is_proof_and_nothing_else() -> None:
+    metrics = Metrics()
+    reporter = Reporter(Identity("c", "ns", "p", "n"), metrics)
+    app = make_app(
+        reporter.read,
+        heartbeats=lambda: "on",
+        alive=lambda: True,
+        sweep=lambda: Applied("ab" * 16, "main", 7, "cd" * 16, True),
+        registry=metrics.registry,
+    )
+    async with TestClient(TestServer(app)) as client:
+        assert 503 == (await client.get("/readyz")).status
+        assert 200 == (await client.get("/livez")).status
+        applied = Applied("ab" * 16, "main", 7, "cd" * 16, True)
+        reporter.say(run="r", applied=applied, in_service=True, lag_versions=90, lag_seconds=1e4, error="store is down")
+        assert 200 == (await client.get("/readyz")).status
+        body = await (await client.get("/status")).json()
+        assert (7, True, 90, "store is down") == (
+            body["applied"]["version"],
+            body["in_service"],
+            body["lag_versions"],
+            body["error"],
+        )
+        text = await (await client.get("/metrics")).text()
+        assert 'syncline_applied_version{node="n",pool="p",run="r",view="main"} 7.0' in text
+        assert 'syncline_proven{node="n",pool="p",run="r",view="main"} 1.0' in text
+        assert 7 == (await (await client.post("/verify")).json())["version"]
+        reporter.say(applied=replace(applied, proven=False), in_service=False)
+        assert 503 == (await client.get("/readyz")).status
+
+
+@pytest.mark.asyncio
+async def test_liveness_is_the_followers_thread() -> None:
+    metrics = Metrics()
+    reporter = Reporter(Identity("c", "ns", "p", "n"), metrics)
+
+    def damaged() -> Applied:
+        raise DigestMismatch("live bits of layers.0.weight are not those of version 7")
+
+    app = make_app(
+        reporter.read, heartbeats=lambda: "on", alive=lambda: False, sweep=damaged, registry=metrics.registry
+    )
+    async with TestClient(TestServer(app)) as client:
+        assert 500 == (await client.get("/livez")).status
+        answer = await client.post("/verify")
+        assert 409 == answer.status
+        assert "layers.0.weight" in (await answer.json())["error"]["message"]
+
+
+def test_logs_are_one_json_object_a_line_with_their_fields(log_lines: io.StringIO) -> None:
+    set_up_logs(log_format="json", level="info", clock=ManualClock(1_700_000_000.25), stream=log_lines)
+    log = logger("agent", node="n")
+    log.debug("not shown")
+    log.info("committed", run="r", version=7, phase="Commit")
+    (line,) = log_lines.getvalue().splitlines()
+    assert {
+        "component": "agent",
+        "event": "committed",
+        "level": "info",
+        "node": "n",
+        "phase": "Commit",
+        "run": "r",
+        "time": "2023-11-14T22:13:20.250Z",
+        "version": 7,
+    } == json.loads(line)
+
+
+def test_logs_for_a_console_are_readable_lines(log_lines: io.StringIO) -> None:
+    set_up_logs(log_format="console", clock=ManualClock(), stream=log_lines)
+    logger("agent").warning("failed", reason="StoreUnavailable")
+    assert "failed" in log_lines.getvalue()
+    assert "reason=StoreUnavailable" in log_lines.getvalue()
+
+
+@pytest.mark.parametrize(("log_format", "level"), [("xml", "info"), ("json", "loud")])
+def test_an_unknown_way_to_log_is_refused(log_format: str, level: str) -> None:
+    with pytest.raises(ValueError, match=r"neither|none of"):
+        set_up_logs(log_format=log_format, level=level)
