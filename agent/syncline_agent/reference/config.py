@@ -74,7 +74,7 @@ class ModelConfig:
                 )
         if parsed.head_dim % 2 or parsed.heads % parsed.kv_heads:
             raise LayoutRefused(
-                f"config.json: head_dim {parsed.head_dim} is odd or {parsed.heads} heads no multiple of {parsed.kv_heads}"
+                f"config.json: odd head_dim {parsed.head_dim}, or {parsed.heads} heads no multiple of {parsed.kv_heads}"
             )
         return parsed
 
