@@ -27,7 +27,7 @@ from syncline_distributor.bases import Base
 from syncline_distributor.settings import NonFinite, PublishSettings
 from syncline_distributor.uploading import Uploads
 from syncline_distributor.weights import WeightSource
-from syncline_distributor.whole import BodyWriter
+from syncline_distributor.whole import BodyWriter, Seen
 
 T = TypeVar("T")
 Steps = Generator[str, None, T]
@@ -131,10 +131,7 @@ class Drafter:
             digests[tensor] = digest_tensor(spec, flat, executor=self.executor)
 
         put_table(self.store, self.keys, table)
-        writer = BodyWriter(self.store, self.keys, spool=base.scratch, max_shard_bytes=self.settings.max_shard_bytes)
-        body = writer.write(
-            version, nonce, table=table, read=source.units, files=source.files(), seen=seen, keep=base.landing
-        )
+        body = self.upload(source, base, version=version, nonce=nonce, seen=seen)
         laps.lap("upload")
         yield reach("publish.anchor_files_put")
         statistics = Statistics(
@@ -148,6 +145,21 @@ class Drafter:
             codecs={},
         )
         return Draft(None, [], body, digests, statistics)
+
+    def upload(
+        self, source: WeightSource, base: Base, *, version: int, nonce: str, seen: Seen | None = None
+    ) -> AnchorBody:
+        """Put the files of the whole weights; those that are there already stay."""
+        writer = BodyWriter(self.store, self.keys, spool=base.scratch, max_shard_bytes=self.settings.max_shard_bytes)
+        return writer.write(
+            version,
+            nonce,
+            table=source.table,
+            read=source.units,
+            files=source.files(),
+            seen=seen,
+            keep=base.landing,
+        )
 
     def _refuse(self, name: str, nonfinite: int) -> None:
         if nonfinite and self.settings.nonfinite is NonFinite.REFUSE:

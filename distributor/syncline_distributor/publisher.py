@@ -30,6 +30,7 @@ from syncline_distributor.bases import Base, MemoryBase
 from syncline_distributor.committing import Writer, create_or_read_run, new_nonce
 from syncline_distributor.drafting import Draft, Drafter, Laps, Steps, empty_draft, put_table, reach
 from syncline_distributor.folder_weights import FolderWeights
+from syncline_distributor.measuring import PublishMeasures
 from syncline_distributor.settings import PublishSettings
 from syncline_distributor.uploading import Uploads
 from syncline_distributor.weights import Files, WeightSource, mapping_weights
@@ -89,7 +90,7 @@ class Publisher:
         self._settings = settings or PublishSettings()
         self._clock = clock or SystemClock()
         self._random = random or system_random()
-        self._metrics = metrics or Metrics()
+        self._measures = PublishMeasures(metrics or Metrics(), run, view)
         self._executor = executor
         self._uploaders = (
             ThreadPoolExecutor(self._settings.uploads, "syncline-upload") if executor is not None else None
@@ -100,7 +101,6 @@ class Publisher:
         self._head: VersionManifest | None = None
         self._digests: list[Digest] = []
         self._unverified = 0
-        self._names = (run, view)
         self._log = log.bind(run=run, view=view)
 
     # --- what callers may ask
@@ -161,6 +161,7 @@ class Publisher:
         self.reader = ChainReader(self._store, keys.run, keys.view)
         self._head = self.reader.listed_head()
         if self._head is not None:
+            self._check_writer(writer)  # a lineage that was misread would be written into a version for good
             yield from self._take_epoch(writer)
         self._writer = writer
 
@@ -189,7 +190,7 @@ class Publisher:
         writer.move_head(taken)
         self._base.spool.clear()
         self._advance_base(taken, None)
-        self._metrics.head_version.labels(*self._names).set(taken.version)
+        self._measures.head(taken.version)
 
     # --- publishing
 
@@ -249,19 +250,26 @@ class Publisher:
             )
         writer.epoch = manifest.epoch
         yield reach("publish.manifest_put")
-        put_table(self._store, self.reader.keys, source.table) if draft.base is None else None
         if laps.total > self._settings.suspect_after_s and manifest is not earlier:
-            uploads.restore(manifest.chunks)
+            self._restore(manifest, source, uploads)
         self._move_head(writer, manifest)
         laps.lap("head")
         yield reach("publish.head_moved")
         self._advance_base(manifest, source)
         laps.lap("base")
-        self._count(manifest, laps)
+        self._measures.published(manifest, laps.seconds)
         return Published(manifest, laps.seconds)
 
-    def _draft(self, source: WeightSource, uploads: Uploads, nonce: str, laps: Laps) -> Steps[Draft]:
-        drafter = Drafter(
+    def _restore(self, manifest: VersionManifest, source: WeightSource, uploads: Uploads) -> None:
+        """This writer slept for so long that a sweep may have taken what no manifest named: put back what is gone."""
+        put_table(self._store, self.reader.keys, source.table)
+        if manifest.anchor is None:
+            uploads.restore(manifest.chunks)
+        else:
+            self._drafter().upload(source, self._base, version=manifest.version, nonce=manifest.anchor.nonce)
+
+    def _drafter(self) -> Drafter:
+        return Drafter(
             self._store,
             self.reader.keys,
             self.reader.run_record().tiling.tiling,
@@ -269,6 +277,9 @@ class Publisher:
             self._random,
             self._executor,
         )
+
+    def _draft(self, source: WeightSource, uploads: Uploads, nonce: str, laps: Laps) -> Steps[Draft]:
+        drafter = self._drafter()
         if self._base.manifest is None or self._base.table != source.table:
             version = self._head.version + 1 if self._head is not None else 1
             return (yield from drafter.whole(source, self._base, version=version, nonce=nonce, laps=laps))
@@ -317,19 +328,19 @@ class Publisher:
         try:
             writer.check()
         finally:
-            self._metrics.fenced.labels(*self._names).set(writer.fenced is not None)
+            self._measures.fenced(writer.fenced is not None)
 
     def _commit(self, writer: Writer, manifest: VersionManifest) -> VersionManifest | None:
         try:
             return writer.commit(manifest)
         finally:
-            self._metrics.fenced.labels(*self._names).set(writer.fenced is not None)
+            self._measures.fenced(writer.fenced is not None)
 
     def _move_head(self, writer: Writer, manifest: VersionManifest) -> None:
         try:
             writer.move_head(manifest)
         finally:
-            self._metrics.fenced.labels(*self._names).set(writer.fenced is not None)
+            self._measures.fenced(writer.fenced is not None)
 
     def _load_base(self) -> None:
         """Bring the base to head. Where the store has no way there, the base is dropped and the next version carries
@@ -370,31 +381,6 @@ class Publisher:
                 error=str(error),
                 phase="base",
             )
-
-    def _count(self, manifest: VersionManifest, laps: Laps) -> None:
-        m, names, s = self._metrics, self._names, manifest.statistics
-        m.head_version.labels(*names).set(manifest.version)
-        m.published.labels(*names).inc()
-        m.full_bytes.labels(*names).set(s.full_bytes)
-        m.nonfinite.labels(*names).inc(s.nonfinite)
-        m.payload_bytes.labels(*names).inc(s.payload_bytes)
-        if manifest.base is not None:
-            m.changed_ratio.labels(*names).set(s.changed_units / s.units if s.units else 0)
-            if s.changed_units:
-                m.bits_per_change.labels(*names).set(8 * s.payload_bytes / s.changed_units)
-        for codec, changed in s.codecs.items():
-            m.codec_changes.labels(*names, codec).inc(changed)
-        for phase, seconds in laps.seconds.items():
-            m.publish_seconds.labels(*names, phase).observe(seconds)
-        self._log.info(
-            "published",
-            version=manifest.version,
-            step=manifest.step,
-            changed=s.changed_units,
-            payload_bytes=s.payload_bytes,
-            seconds=round(laps.total, 3),
-            phase="publish",
-        )
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)

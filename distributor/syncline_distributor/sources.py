@@ -8,7 +8,7 @@ the source.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Protocol
@@ -46,7 +46,7 @@ class FolderSource:
     def __init__(self, root: Path, *, subfolder: str = "") -> None:
         self._root = root
         self._subfolder = subfolder
-        self._indices: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self._known = Known()
 
     def scan(self) -> list[Found]:
         try:
@@ -77,7 +77,7 @@ class FolderSource:
             return None
         files = tuple(FoundFile(n, s.st_size, str(s.st_mtime_ns)) for n, s in stats)
         modified = max((s.st_mtime for _, s in stats), default=0.0)
-        return describe(name, files, modified, lambda n: (folder / n).read_bytes())
+        return self._known.describe(name, files, modified, lambda n: (folder / n).read_bytes())
 
 
 class StoreSource:
@@ -88,6 +88,7 @@ class StoreSource:
         self._prefix = prefix
         self._subfolder = f"{subfolder}/" if subfolder else ""
         self._landing = landing
+        self._known = Known()
         rmtree(landing, ignore_errors=True)
 
     def scan(self) -> list[Found]:
@@ -120,7 +121,8 @@ class StoreSource:
     def _found(self, name: str, infos: list[ObjectInfo]) -> Found | None:
         base = self._key(name, "")
         files = tuple(FoundFile(i.key.removeprefix(base), i.size, i.etag) for i in infos)
-        return describe(name, files, max(i.modified for i in infos), lambda n: self._read(self._key(name, n)))
+        modified = max(i.modified for i in infos)
+        return self._known.describe(name, files, modified, lambda n: self._read(self._key(name, n)))
 
     def _read(self, key: str) -> bytes:
         found = self._store.get(key, max_bytes=SMALL_MAX_BYTES)
@@ -138,6 +140,23 @@ class StoreSource:
                 raise SourceNotReady(f"{key} was written again while it was read; it is taken when it rests")
         except (NotFound, StoreMisused) as error:
             raise SourceNotReady(f"{key} vanished or shrank while it was read: {error}") from error
+
+
+class Known:
+    """Folders as they were described last: one whose listing is the same is not read again at every poll."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Found] = {}
+
+    def describe(self, name: str, files: tuple[FoundFile, ...], modified: float, read: Read) -> Found | None:
+        """What a listing says of a folder; None when nothing in it looks like a checkpoint."""
+        last = self._last.get(name)
+        if last is not None and last.files == files and last.missing is None:
+            return last
+        found = describe(name, files, modified, read)
+        if found is not None:
+            self._last[name] = found
+        return found
 
 
 def describe(name: str, files: tuple[FoundFile, ...], modified: float, read: Read) -> Found | None:

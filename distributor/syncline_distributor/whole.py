@@ -58,6 +58,10 @@ class Shard:
     """Table indices in the order of their bytes."""
 
 
+Seen = Callable[[int, NDArray[Any]], None]
+"""Shown a tensor's index and its flat units."""
+
+
 class Reader(Protocol):
     """Gives a tensor's flat units; the view is good until the next call."""
 
@@ -119,7 +123,7 @@ class BodyWriter:
         table: TensorTable,
         read: Reader,
         files: Files,
-        seen: Callable[[int, NDArray[Any]], None] | None = None,
+        seen: Seen | None = None,
         keep: Path | None = None,
     ) -> AnchorBody:
         """Every file is in the store on return; no manifest names them yet.
@@ -179,9 +183,9 @@ def _build(
     specs: Sequence[TensorSpec],
     indices: Sequence[int],
     read: Reader,
-    seen: Callable[[int, NDArray[Any]], None] | None,
+    seen: Seen | None,
 ) -> str:
-    hasher = blake3()
+    hasher = blake3(max_threads=blake3.AUTO)
     with path.open("wb", buffering=0) as file:
         head = header_bytes(((s.name, s.dtype, s.shape) for s in specs), {"format": "pt"})
         hasher.update(head)

@@ -174,6 +174,31 @@ def test_a_writer_that_slept_through_a_sweep_puts_its_chunks_again(
     assert same_bits(source.weights, reading.units(store, 2))
 
 
+@pytest.mark.parametrize("disk", [None, "state"])
+def test_a_writer_that_slept_through_a_sweep_puts_a_whole_versions_files_again(
+    publisher: Make,
+    trainer: Any,
+    store: MemoryStore,
+    clock: ManualClock,
+    reading: Any,
+    same_bits: Any,
+    disk: str | None,
+) -> None:
+    publish, source = publisher(disk=disk), trainer()
+    steps = publish.publish_steps(source.weights)
+    while "publish.anchor_files_put" != next(steps):
+        pass
+    for prefix in ("run/main/anchors/", "run/main/chunks/"):
+        for info in list(store.list_after(prefix)):
+            store.delete(info.key)
+    clock.advance(3600)
+    for _ in steps:
+        pass
+    assert same_bits(source.weights, reading.units(store, 1))
+    assert 2 == publish.publish(source.step()).version
+    assert same_bits(source.weights, reading.units(store, 2))
+
+
 def test_a_chain_that_lost_a_link_is_healed_by_a_whole_version(
     publisher: Make, trainer: Any, store: MemoryStore, reading: Any, same_bits: Any
 ) -> None:
