@@ -3,7 +3,8 @@ with the version that produced it.
 
 It owns the decoder's slots and the queue, and is the engine's side of the arm's `Gate`. Nothing computed after a write
 leaves before the arm has read the write back (`publish`), and nothing at all while the live weights are not proven:
-then the loop waits, or, when they are out of service, fails what it has.
+then the loop waits, or, when they are out of service, fails what it has. Keys and values of a sequence stay in its own
+slot and end with it, so those of older weights reach no other request.
 """
 
 from __future__ import annotations
