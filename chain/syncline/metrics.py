@@ -10,7 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 PAUSE_SECONDS = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1, 3)
-LABELS = frozenset({"run", "view", "pool", "node", "phase", "reason", "source", "path", "codec", "outcome", "operation"})
+LABELS = frozenset(
+    {"run", "view", "pool", "node", "phase", "reason", "source", "path", "codec", "outcome", "operation"}
+)
 
 
 class Metrics:
@@ -22,11 +24,19 @@ class Metrics:
         pool = ("run", "view", "pool")
         # Publish
         self.head_version = Gauge("syncline_head_version", "Newest committed version.", run, registry=r)
-        self.changed_ratio = Gauge("syncline_publish_changed_ratio", "Share of units that the last version changed.", run, registry=r)
-        self.payload_bytes = Counter("syncline_publish_payload_bytes", "Chunk bytes of published deltas.", run, registry=r)
+        self.changed_ratio = Gauge(
+            "syncline_publish_changed_ratio", "Share of units that the last version changed.", run, registry=r
+        )
+        self.payload_bytes = Counter(
+            "syncline_publish_payload_bytes", "Chunk bytes of published deltas.", run, registry=r
+        )
         self.full_bytes = Gauge("syncline_publish_full_bytes", "Bytes of the whole view.", run, registry=r)
-        self.bits_per_change = Gauge("syncline_publish_bits_per_change", "Chunk bits a changed unit of the last version.", run, registry=r)
-        self.nonfinite = Counter("syncline_publish_nonfinite_values", "NaN or Inf values in published changes.", run, registry=r)
+        self.bits_per_change = Gauge(
+            "syncline_publish_bits_per_change", "Chunk bits a changed unit of the last version.", run, registry=r
+        )
+        self.nonfinite = Counter(
+            "syncline_publish_nonfinite_values", "NaN or Inf values in published changes.", run, registry=r
+        )
         self.codec_changes = Counter("syncline_publish_changes", "Changed units by codec.", (*run, "codec"), registry=r)
         self.publish_seconds = Histogram(
             "syncline_publish_seconds", "Seconds of a publish by phase.", (*run, "phase"), buckets=SECONDS, registry=r
@@ -39,34 +49,66 @@ class Metrics:
         self.collected = Counter("syncline_collected_objects", "Objects deleted by retention.", run, registry=r)
         self.retained_bytes = Gauge("syncline_retained_bytes", "Bytes that retention keeps.", run, registry=r)
         self.conditional_writes = Gauge(
-            "syncline_store_conditional_writes", "1 when the store honours conditions, 0 in single-writer mode.", registry=r
+            "syncline_store_conditional_writes",
+            "1 when the store honours conditions, 0 in single-writer mode.",
+            registry=r,
         )
-        self.source_errors = Counter("syncline_source_errors", "Checkpoints that could not be read.", (*run, "reason"), registry=r)
+        self.source_errors = Counter(
+            "syncline_source_errors", "Checkpoints that could not be read.", (*run, "reason"), registry=r
+        )
         # Follow
-        self.applied_version = Gauge("syncline_applied_version", "Version that the replica serves.", (*pool, "node"), registry=r)
-        self.lag_versions = Gauge("syncline_lag_versions", "Versions between applied and target.", (*pool, "node"), registry=r)
-        self.lag_seconds = Gauge("syncline_lag_seconds", "Age of the oldest version not applied yet.", (*pool, "node"), registry=r)
+        self.applied_version = Gauge(
+            "syncline_applied_version", "Version that the replica serves.", (*pool, "node"), registry=r
+        )
+        self.lag_versions = Gauge(
+            "syncline_lag_versions", "Versions between applied and target.", (*pool, "node"), registry=r
+        )
+        self.lag_seconds = Gauge(
+            "syncline_lag_seconds", "Age of the oldest version not applied yet.", (*pool, "node"), registry=r
+        )
         self.proven = Gauge("syncline_proven", "1 when the applied version is proven.", (*pool, "node"), registry=r)
         self.phase_seconds = Histogram(
-            "syncline_follow_phase_seconds", "Seconds of a sync by phase.", (*pool, "phase"), buckets=SECONDS, registry=r
+            "syncline_follow_phase_seconds",
+            "Seconds of a sync by phase.",
+            (*pool, "phase"),
+            buckets=SECONDS,
+            registry=r,
         )
         self.pause_seconds = Histogram(
-            "syncline_follow_pause_seconds", "Seconds that a commit held the engine.", pool, buckets=PAUSE_SECONDS, registry=r
+            "syncline_follow_pause_seconds",
+            "Seconds that a commit held the engine.",
+            pool,
+            buckets=PAUSE_SECONDS,
+            registry=r,
         )
         self.sync_seconds = Histogram(
-            "syncline_follow_sync_seconds", "Seconds from a version's commit to serving it.", pool, buckets=SECONDS, registry=r
+            "syncline_follow_sync_seconds",
+            "Seconds from a version's commit to serving it.",
+            pool,
+            buckets=SECONDS,
+            registry=r,
         )
-        self.fetched_bytes = Counter("syncline_follow_fetched_bytes", "Bytes fetched by source.", (*pool, "source"), registry=r)
-        self.applied_versions = Counter("syncline_follow_applied_versions", "Versions applied by path.", (*pool, "path"), registry=r)
+        self.fetched_bytes = Counter(
+            "syncline_follow_fetched_bytes", "Bytes fetched by source.", (*pool, "source"), registry=r
+        )
+        self.applied_versions = Counter(
+            "syncline_follow_applied_versions", "Versions applied by path.", (*pool, "path"), registry=r
+        )
         self.follow_retries = Counter("syncline_follow_retries", "Retries by reason.", (*pool, "reason"), registry=r)
-        self.refusals = Counter("syncline_follow_refusals", "Versions refused by reason.", (*pool, "reason"), registry=r)
-        self.digest_failures = Counter("syncline_digest_failures", "Digests that did not match.", (*pool, "phase"), registry=r)
+        self.refusals = Counter(
+            "syncline_follow_refusals", "Versions refused by reason.", (*pool, "reason"), registry=r
+        )
+        self.digest_failures = Counter(
+            "syncline_digest_failures", "Digests that did not match.", (*pool, "phase"), registry=r
+        )
         self.staged_bytes = Gauge("syncline_staged_bytes", "Bytes of staged changes.", (*pool, "node"), registry=r)
         # Store
         self.store_seconds = Histogram(
             "syncline_store_seconds", "Seconds of a store call.", ("operation",), buckets=SECONDS, registry=r
         )
-        self.store_errors = Counter("syncline_store_errors", "Failed store calls by reason.", ("operation", "reason"), registry=r)
+        self.store_errors = Counter(
+            "syncline_store_errors", "Failed store calls by reason.", ("operation", "reason"), registry=r
+        )
         self.store_bytes = Counter("syncline_store_bytes", "Bytes moved by store calls.", ("operation",), registry=r)
         self.store_retries = Counter("syncline_store_retries", "Store calls tried again.", ("operation",), registry=r)
         # Engine and requests
@@ -75,4 +117,6 @@ class Metrics:
             "syncline_request_spans", "Versions that produced one answer.", buckets=(1, 2, 3, 4, 6, 8), registry=r
         )
         self.tokens = Counter("syncline_generated_tokens", "Tokens generated.", registry=r)
-        self.sweep_seconds = Histogram("syncline_sweep_seconds", "Seconds of a digest sweep.", buckets=SECONDS, registry=r)
+        self.sweep_seconds = Histogram(
+            "syncline_sweep_seconds", "Seconds of a digest sweep.", buckets=SECONDS, registry=r
+        )

@@ -51,10 +51,13 @@ def check_successor(before: Link, after: Link) -> None:
     Raises LineageChanged, EpochRegressed or LinkMissing.
     """
     if after.lineage != before.lineage:
-        raise LineageChanged(f"version {after.version} belongs to lineage {after.lineage}, its predecessor to {before.lineage}")
+        raise LineageChanged(
+            f"version {after.version} belongs to lineage {after.lineage}, its predecessor to {before.lineage}"
+        )
     if after.version != before.version + 1:
         raise LinkMissing(f"version {before.version} is followed by {after.version}; the versions between are missing")
     if after.epoch < before.epoch:
         raise EpochRegressed(
-            f"version {after.version} carries epoch {after.epoch}, its predecessor {before.epoch}: a fenced writer wrote it; do not serve it"
+            f"version {after.version} carries epoch {after.epoch}, its predecessor {before.epoch}: "
+            "a fenced writer wrote it; do not serve it"
         )

@@ -26,12 +26,15 @@ def example() -> Chunk:
 
 def plain(chunk: Chunk) -> object:
     sections = [
-        (s.tensor, s.codec, s.params, [(f.index, f.changed, bytes(f.payload)) for f in s.frames]) for s in chunk.sections
+        (s.tensor, s.codec, s.params, [(f.index, f.changed, bytes(f.payload)) for f in s.frames])
+        for s in chunk.sections
     ]
     return chunk.nonce, sections, [(t.codec, bytes(t.data)) for t in chunk.tables]
 
 
-frames = st.lists(st.tuples(st.integers(0, 1 << 34), st.integers(1, 1 << 20), st.binary(max_size=40)), min_size=1, max_size=5)
+frames = st.lists(
+    st.tuples(st.integers(0, 1 << 34), st.integers(1, 1 << 20), st.binary(max_size=40)), min_size=1, max_size=5
+)
 
 
 @given(

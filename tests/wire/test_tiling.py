@@ -49,7 +49,9 @@ def test_offset_agrees_with_the_frame_as_rows(shape: list[int], data: st.DataObj
 
 
 @pytest.mark.parametrize("ways", [2, 4, 8, 16])
-@pytest.mark.parametrize(("shape", "axis"), [((4096, 4096), 0), ((4096, 4096), 1), ((128256, 4096), 0), ((11008, 512), 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4096, 4096), 0), ((4096, 4096), 1), ((128256, 4096), 0), ((11008, 512), 1)]
+)
 def test_slices_of_large_tensors_are_unions_of_frames(shape: tuple[int, int], axis: int, ways: int) -> None:
     cut = grid(shape, axis, Tiling())
     edges = {band * shape[axis] // cut.bands for band in range(cut.bands + 1)}

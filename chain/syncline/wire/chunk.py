@@ -126,7 +126,9 @@ def parse(data: bytes | memoryview, *, what: str = "chunk") -> Chunk:
     if magic != CHUNK_MAGIC:
         raise FormatInvalid(f"{what} does not start with {CHUNK_MAGIC!r}")
     if version != CHUNK_FORMAT or flags != 0:
-        raise FormatInvalid(f"{what} has format {version}, flags {flags:#x}; this reader knows format {CHUNK_FORMAT}, flags 0")
+        raise FormatInvalid(
+            f"{what} has format {version}, flags {flags:#x}; this reader knows format {CHUNK_FORMAT}, flags 0"
+        )
     if directory_bytes > len(view) - HEADER.size:
         raise FormatInvalid(f"{what} is truncated: its directory of {directory_bytes} bytes ends beyond it")
     reader = _Directory(view[HEADER.size : HEADER.size + directory_bytes], what)
@@ -167,7 +169,9 @@ def parse(data: bytes | memoryview, *, what: str = "chunk") -> Chunk:
             checksum = reader.checksum()
             frame = EncodedFrame(index, changed, take(length))
             if frame_checksum(tensor, codec, frame) != checksum:
-                raise FrameCorrupt(f"{what}: frame {index} of tensor {tensor} does not match its checksum; fetch the chunk again")
+                raise FrameCorrupt(
+                    f"{what}: frame {index} of tensor {tensor} does not match its checksum; fetch the chunk again"
+                )
             frames.append(frame)
         if (tensor, frames[0].index) <= previous:
             raise FormatInvalid(f"{what} has sections out of order at tensor {tensor}")

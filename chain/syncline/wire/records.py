@@ -222,7 +222,9 @@ class VersionManifest(Manifest):
     anchor: AnchorBody | None
     """The whole weights of an anchor-only version; null exactly when `base` is not."""
     statistics: Statistics
-    labels: dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=256)]] = {}
+    labels: dict[
+        Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=256)]
+    ] = {}
     """The trainer's own remarks."""
 
     @model_validator(mode="after")

@@ -14,7 +14,15 @@ from blake3 import blake3
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from syncline.wire import dtypes
-from syncline.wire.limits import ALIASES_MAX, DIMENSION_MAX, FORMAT, MANIFEST_MAX_BYTES, TENSOR_DIMS_MAX, TENSOR_NAME_MAX_BYTES, TENSORS_MAX
+from syncline.wire.limits import (
+    ALIASES_MAX,
+    DIMENSION_MAX,
+    FORMAT,
+    MANIFEST_MAX_BYTES,
+    TENSOR_DIMS_MAX,
+    TENSOR_NAME_MAX_BYTES,
+    TENSORS_MAX,
+)
 from syncline.wire.records import ObjectRef, Part, Record
 from syncline.wire.tiling import FrameGrid, Tiling, grid
 
@@ -38,7 +46,7 @@ class TensorSpec(Part):
     """In elements."""
     axis: Annotated[int, Field(ge=0, lt=TENSOR_DIMS_MAX)]
     """Split axis; 0 for a 0-d tensor."""
-    aliases: Annotated[list[TensorName], Field(max_length=ALIASES_MAX)] = []
+    aliases: Annotated[list[TensorName], Field(max_length=ALIASES_MAX)] = Field(default_factory=list[TensorName])
     """Other names of the same storage, sorted; they are in no digest and no frame of their own."""
 
     @model_validator(mode="after")
