@@ -53,6 +53,13 @@ def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
     assert [] == [target for target in MAKE.findall(code) if target not in targets]
 
 
+def test_every_test_that_the_readme_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(named) >= 10
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")]
+    assert [] == missing
+
+
 def test_the_glossary_defines_each_word_once() -> None:
     words = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(words) >= 15
