@@ -6,14 +6,12 @@ A draft commits nothing: without a manifest that names them its objects belong t
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
-from syncline import faults
 from syncline.clock import Clock
 from syncline.delta import DeltaEncoder, count_nonfinite, digest_tensor
 from syncline.errors import AlreadyExists, DigestMismatch, NonFiniteWeights
@@ -25,19 +23,10 @@ from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_distributor.bases import Base
 from syncline_distributor.settings import NonFinite, PublishSettings
+from syncline_distributor.steps import Steps, reach
 from syncline_distributor.uploading import Uploads
 from syncline_distributor.weights import WeightSource
 from syncline_distributor.whole import BodyWriter, Seen
-
-T = TypeVar("T")
-Steps = Generator[str, None, T]
-"""Work that stops at every kill point and yields its name."""
-
-
-def reach(point: str) -> str:
-    """Come to a kill point and say so to whoever drives the steps."""
-    faults.reach(point)
-    return point
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from syncline.wire.digest import total
 from syncline.wire.records import AnchorManifest, SkipManifest, VersionManifest
 from syncline_distributor.committing import new_nonce
 from syncline_distributor.disk import bring, parse_delta, tiling_of
-from syncline_distributor.drafting import Steps, reach
 from syncline_distributor.settings import AnchorSettings
+from syncline_distributor.steps import Steps, reach
 from syncline_distributor.uploading import FolderSpool, Uploads
 from syncline_distributor.whole import BodyWriter, beside_weights
 

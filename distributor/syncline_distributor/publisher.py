@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -28,15 +28,15 @@ from syncline.wire.digest import Digest, total
 from syncline.wire.records import ObjectRef, Statistics, VersionManifest, pack_digests
 from syncline_distributor.bases import Base, MemoryBase
 from syncline_distributor.committing import Writer, create_or_read_run, new_nonce
-from syncline_distributor.drafting import Draft, Drafter, Laps, Steps, empty_draft, put_table, reach
+from syncline_distributor.drafting import Draft, Drafter, Laps, empty_draft, put_table
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.measuring import PublishMeasures
 from syncline_distributor.settings import PublishSettings
+from syncline_distributor.steps import Steps, reach, run_steps
 from syncline_distributor.uploading import Uploads
 from syncline_distributor.weights import Files, WeightSource, mapping_weights
 
 log = structlog.get_logger()
-T = TypeVar("T")
 Weights = Mapping[str, Any] | WeightSource | Path
 """A state dict, a mapping of arrays or Bits, a source, or a folder of safetensors."""
 
@@ -384,15 +384,6 @@ class Publisher:
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
-
-
-def run_steps(steps: Steps[T]) -> T:
-    """Drive steps to their end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def _repeats(draft: Draft, earlier: VersionManifest, remarks: _Remarks) -> bool:

@@ -31,11 +31,12 @@ from syncline.store.probe import probe
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.keeper import Keeper
 from syncline_distributor.loops import Loop, Tick
-from syncline_distributor.publisher import Publisher, run_steps
+from syncline_distributor.publisher import Publisher
 from syncline_distributor.server import HeadBell, make_app
 from syncline_distributor.settings import ServiceSettings
 from syncline_distributor.sources import CheckpointSource, FolderSource, StoreSource
 from syncline_distributor.status import Observer, Reporter
+from syncline_distributor.steps import run_steps
 from syncline_distributor.sweeper import Sweeper
 from syncline_distributor.watch import Watch
 

@@ -26,8 +26,8 @@ from syncline.wire.tiling import Tiling
 from syncline_distributor import Bits, Publisher, PublishSettings
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.keeper import Keeper
-from syncline_distributor.publisher import run_steps
 from syncline_distributor.settings import AnchorSettings
+from syncline_distributor.steps import run_steps
 
 
 def weights(step: int) -> dict[str, Bits]:

@@ -18,8 +18,8 @@ from syncline.versions import Link
 from syncline.wire.records import AnchorManifest, SkipManifest
 from syncline_distributor import Publisher
 from syncline_distributor.keeper import Keeper, Standing, anchor_due, skip_due
-from syncline_distributor.publisher import run_steps
 from syncline_distributor.settings import AnchorSettings
+from syncline_distributor.steps import run_steps
 from syncline_distributor.vetoes import mark_bad, unmark
 
 Make = Callable[..., Publisher]

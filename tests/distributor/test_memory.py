@@ -18,7 +18,7 @@ from syncline.store.local import LocalStore
 from syncline_distributor import Publisher
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.keeper import Keeper
-from syncline_distributor.publisher import run_steps
+from syncline_distributor.steps import run_steps
 from syncline_distributor.settings import AnchorSettings
 
 ROWS = 2048

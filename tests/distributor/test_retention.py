@@ -17,9 +17,9 @@ from syncline.store.memory import MemoryStore
 from syncline.wire.records import ConsumerRecord, LeaseRecord
 from syncline_distributor import Publisher
 from syncline_distributor.keeper import Keeper
-from syncline_distributor.publisher import run_steps
 from syncline_distributor.retention import ChainMap, keep, needs_of, walk_down
 from syncline_distributor.settings import AnchorSettings, RetentionSettings
+from syncline_distributor.steps import run_steps
 from syncline_distributor.sweeper import Sweeper
 
 Make = Callable[..., Publisher]

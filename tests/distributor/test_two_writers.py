@@ -119,7 +119,7 @@ def test_of_two_that_create_a_run_at_once_one_stops(publisher: Make, trainer: An
     assert [1] == ChainReader(store, "run").versions()
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.randoms(use_true_random=False))
 def test_any_interleaving_leaves_one_readable_chain_and_at_most_one_writer(draw: random.Random) -> None:
     store = MemoryStore(ManualClock())
