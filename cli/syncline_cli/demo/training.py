@@ -31,7 +31,7 @@ from syncline_cli.demo.warm_start import FOLDER
 
 LARGEST_DIFFERENCE = 0.05
 """Log-probabilities of engine and trainer may differ by so much; from equal bits they differ by about 1e-5."""
-GROUPS = 48
+GROUPS = 32
 """Problems an optimizer step."""
 KEPT_STEPS = 12
 """Weights of so many steps are kept to recompute rollouts; a rollout may be as many versions old."""
