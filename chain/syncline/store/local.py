@@ -24,7 +24,7 @@ from stat import S_ISREG
 from typing_extensions import Buffer
 
 from syncline.clock import system_random
-from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreMisused
+from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreMisused, StoreUnavailable
 from syncline.store.base import Fetched, ObjectInfo
 from syncline.store.bounds import check_listing, checked_key
 from syncline.store.buffers import FileSource, PartSource, fill_from_file, open_source, writable_view
@@ -161,23 +161,24 @@ class LocalStore:
                 raise AlreadyExists(key)  # before a large source is copied; the link below decides
             with self._finished(key, source) as (temporary, written):
                 self._link(temporary, path, key)
-                sync_folder(path.parent, self._fsync)
+                try:
+                    sync_folder(path.parent, self._fsync)
+                except FileNotFoundError:
+                    pass  # somebody deleted it again already, and its folder with it
                 return written
 
     def _link(self, temporary: Path, path: Path, key: str) -> None:
         for _ in range(LINK_TRIES):
-            self._make_folder(path.parent)
             try:
+                self._make_folder(path.parent)
                 return os.link(temporary, path)
             except FileExistsError:
                 if path.is_dir():
                     raise StoreMisused(f"{key} is a folder of other keys in {self.url}; choose another key") from None
                 raise AlreadyExists(key) from None
             except FileNotFoundError:
-                continue  # a delete removed the empty folder between the two calls
-        raise StoreMisused(
-            f"{key}: its folder in {self.url} is removed as often as it is made; delete and create different keys"
-        )
+                continue  # a delete removed an empty folder between two calls
+        raise StoreUnavailable(f"{key} in {self.url}: its folder is removed as often as it is made; try again later")
 
     def _make_folder(self, folder: Path) -> None:
         missing: list[Path] = []
@@ -185,7 +186,11 @@ class LocalStore:
             missing.append(folder)
             folder = folder.parent
         for child in reversed(missing):
-            child.mkdir(exist_ok=True)
+            try:
+                child.mkdir()
+            except FileExistsError:
+                if child.is_file():
+                    raise StoreMisused(f"{child} is an object; no key of {self.url} can be below it") from None
             sync_folder(child.parent, self._fsync)
 
     @contextmanager

@@ -1,0 +1,250 @@
+"""What a folder promises beyond the conformance suite: a process that dies, a disk that is full, and files that are none of its own."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreDenied, StoreMisused, StoreUnavailable
+from syncline.store.local import LocalStore
+
+DIE_AT_FSYNC = """
+import os, signal, sys
+from pathlib import Path
+from syncline.store.local import LocalStore
+
+root, call, nth, when = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+left = nth
+
+def fsync(fd):
+    global left
+    left -= 1
+    if when == "after":
+        os.fsync(fd)
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.fsync(fd)
+
+store = LocalStore(root, fsync=fsync)
+if call == "create":
+    store.put_if_absent("run/new/object", b"new" * 1000)
+elif call == "large":
+    store.put_large("run/new/object", b"new" * 1000)
+elif call == "put":
+    store.put("run/head", b"new" * 1000)
+elif call == "replace":
+    store.compare_and_put("run/head", b"new" * 1000, etag=store.head("run/head").etag)
+elif call == "delete":
+    store.delete("run/head")
+"""
+
+
+@pytest.mark.parametrize("call", ["create", "large", "put", "replace", "delete"])
+def test_a_process_killed_at_any_write_leaves_old_or_new_and_nothing_else(tmp_path: Path, call: str) -> None:
+    killed = finished = 0
+    for when in ("before", "after"):
+        for nth in range(1, 10):
+            root = tmp_path / f"{when}{nth}"
+            LocalStore(root).put("run/head", b"old")
+            done = subprocess.run([sys.executable, "-c", DIE_AT_FSYNC, str(root), call, str(nth), when], check=False)
+            assert done.returncode in (0, -signal.SIGKILL)
+            killed += done.returncode != 0
+            _check_after_death(root, call, finished=done.returncode == 0)
+            if done.returncode == 0:
+                finished += 1
+                break
+    assert 2 == finished
+    assert killed >= 2
+
+
+def _check_after_death(root: Path, call: str, *, finished: bool) -> None:
+    store = LocalStore(root)
+    held: dict[str, bytes] = {}
+    for info in store.list_after(""):
+        found = store.get(info.key, max_bytes=10_000)
+        assert found is not None
+        held[info.key] = found.data
+    old, new = {"run/head": b"old"}, b"new" * 1000
+    after = {
+        "create": {**old, "run/new/object": new},
+        "large": {**old, "run/new/object": new},
+        "put": {"run/head": new},
+        "replace": {"run/head": new},
+        "delete": {},
+    }[call]
+    assert held in ([after] if finished else [old, after])
+    assert [] == list((root / ".syncline" / "tmp").iterdir())
+    store.put("run/head", b"the lock is free")
+
+
+def test_what_a_dead_writer_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"1")
+    temporary = tmp_path / ".syncline" / "tmp"
+    (temporary / "dead").write_bytes(b"half")
+    living = os.open(temporary / "living", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(living, fcntl.LOCK_EX)
+    assert ["a"] == [i.key for i in store.list_after("")]
+    LocalStore(tmp_path)
+    assert ["living"] == [p.name for p in temporary.iterdir()]
+    os.close(living)
+    LocalStore(tmp_path)
+    assert [] == list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_unavailable_and_changes_nothing(tmp_path: Path, error: int) -> None:
+    LocalStore(tmp_path).put("head", b"old")
+
+    def fsync(_: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    store = LocalStore(tmp_path, fsync=fsync)
+    etag = store.head("head").etag
+    for write in (
+        lambda: store.put("head", b"new"),
+        lambda: store.put_if_absent("other", b"new"),
+        lambda: store.compare_and_put("head", b"new", etag=etag),
+        lambda: store.put_large("other", b"new"),
+    ):
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            write()
+    assert [("head", etag)] == [(i.key, i.etag) for i in store.list_after("")]
+    assert [] == list((tmp_path / ".syncline" / "tmp").iterdir())
+
+
+def test_a_disk_that_fails_is_unavailable(tmp_path: Path) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(StoreUnavailable, match="check the disk"):
+        LocalStore(tmp_path, fsync=fsync).put("a", b"1")
+
+
+def test_a_folder_that_may_not_be_written_is_denied(tmp_path: Path) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.raises(StoreDenied, match="permission"):
+        LocalStore(tmp_path, fsync=fsync).put("a", b"1")
+
+
+def test_a_reader_makes_no_folder(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "none")
+    assert [] == list(store.list_after(""))
+    with pytest.raises(NotFound):
+        store.get("a", max_bytes=1)
+    store.delete("a")
+    assert not (tmp_path / "none").exists()
+
+
+def test_no_key_is_a_folder_of_another(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", b"1")
+    for call in (
+        lambda: store.put_if_absent("a", b"2"),
+        lambda: store.put("a", b"2"),
+        lambda: store.put_if_absent("a/b/c", b"2"),
+        lambda: store.put("a/b/c", b"2"),
+    ):
+        with pytest.raises(StoreMisused):
+            call()
+    assert ["a/b"] == [i.key for i in store.list_after("")]
+
+
+def test_a_listing_passes_over_files_that_are_no_objects(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("run/a", b"1")
+    (tmp_path / "run" / ".nfs0001").write_bytes(b"x")
+    (tmp_path / "run" / "notes of mine.txt").write_bytes(b"x")
+    (tmp_path / "lost+found here").mkdir()
+    os.mkfifo(tmp_path / "run" / "pipe")
+    assert ["run/a"] == [i.key for i in store.list_after("")]
+
+
+def test_a_delete_leaves_no_empty_folders(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("run/main/anchors/000000000001/nonce/file", b"1")
+    store.put("run/main/head", b"1")
+    store.delete("run/main/anchors/000000000001/nonce/file")
+    assert ["head"] == [p.name for p in (tmp_path / "run" / "main").iterdir()]
+
+
+def test_an_etag_never_returns_for_other_bytes(tmp_path: Path) -> None:
+    """Inodes are used again at once and a clock tick is long: size, inode and time alone would meet again here."""
+    store = LocalStore(tmp_path, rng=random.Random(1), fsync=lambda _: None)
+    etags = [store.put("head", b"%04d" % n) for n in range(600)]
+    assert len(etags) == len(set(etags))
+
+
+def test_an_etag_survives_opening_the_store_again(tmp_path: Path) -> None:
+    etag = LocalStore(tmp_path).put("head", b"1")
+    again = LocalStore(tmp_path)
+    assert etag == again.head("head").etag
+    again.compare_and_put("head", b"2", etag=etag)
+    with pytest.raises(HeadMoved):
+        again.compare_and_put("head", b"3", etag=etag)
+
+
+def test_two_processes_never_lose_an_increment(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("count", b"0")
+    script = """
+import sys
+from pathlib import Path
+from syncline.errors import HeadMoved
+from syncline.store.local import LocalStore
+
+store = LocalStore(Path(sys.argv[1]))
+done = 0
+while done < 50:
+    found = store.get("count", max_bytes=10)
+    try:
+        store.compare_and_put("count", b"%d" % (int(found.data) + 1), etag=found.etag)
+        done += 1
+    except HeadMoved:
+        pass
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(2)]
+    assert [0, 0] == [process.wait(60) for process in processes]
+    found = store.get("count", max_bytes=10)
+    assert found is not None
+    assert b"100" == found.data
+
+
+def test_a_source_cut_while_it_is_copied_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1000))
+    store = LocalStore(tmp_path / "store", rng=_Cutting(source))
+    with pytest.raises(StoreMisused, match="cut"):
+        store.put_large("a", source)
+    assert [] == list(store.list_after(""))
+
+
+class _Cutting(random.Random):
+    """Cuts the source when the store draws the temporary file's name: after it was opened, before it is copied."""
+
+    def __init__(self, source: Path) -> None:
+        super().__init__(1)
+        self._source = source
+
+    def getrandbits(self, k: int, /) -> int:
+        os.truncate(self._source, 10)
+        return super().getrandbits(k)
+
+
+def test_a_writer_that_finds_the_key_taken_does_not_copy_its_source(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a", b"1")
+    source = tmp_path / "source"
+    os.mkfifo(source)  # reading it would wait for ever
+    with pytest.raises(AlreadyExists):
+        store.put_large("a", source)
