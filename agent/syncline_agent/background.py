@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.chain import ChainReader, DeltaStep, Plan, SkipStep, plan
 from syncline.checkpoint import Checkpoint, Marker, materialize
+from syncline.checkpoint.advancing import forget
 from syncline.checkpoint.download import STREAMS
+from syncline.checkpoint.locks import exclusive
+from syncline.checkpoint.marker import OwnFiles
 from syncline.clock import Clock
 from syncline.delta import Delta
 from syncline.errors import DigestMismatch, LineageChanged, SynclineError
@@ -97,10 +101,28 @@ class NodeCheckpoint:
 
     def join(self, chain: Chain, version: int, *, vetoed: Collection[int] = ()) -> None:
         """Make a version the node's checkpoint, whatever was there before."""
-        with self._lock:
+        with self._writing():
             self.check_lineage(chain)
-            self._marker = self._materialized(chain, version, self.path, vetoed).marker
-            self._loaded = True
+            self._materialized(chain, version, self.path, vetoed)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Whatever comes of it, what is remembered afterwards is what the disk says: a failure may have left no version."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                if self.path.is_dir():
+                    self._marker, self._loaded = Checkpoint.open(self.path).marker, True
+
+    def distrust(self) -> None:
+        """Read all of the checkpoint; if it is not what its marker says, it holds nothing any more and is made anew."""
+        with self._writing():
+            checkpoint = Checkpoint.open(self.path)
+            if checkpoint.marker is not None and checkpoint.digest().hex != checkpoint.marker.digest:
+                self._log.error("found a damaged checkpoint", version=checkpoint.marker.version, folder=str(self.path))
+                with exclusive(OwnFiles(self.path).lock):
+                    forget(self.path)
 
     def second(self, chain: Chain, version: int, *, vetoed: Collection[int] = ()) -> Path:
         """Another checkpoint beside the node's own, for going back; `drop_second` when it has served."""
@@ -132,7 +154,7 @@ class NodeCheckpoint:
 
     def advance(self, chain: Chain, version: int) -> bool:
         """Bring the checkpoint to `version`, by chunks that are on the node as far as they are. False when it is beyond."""
-        with self._lock:
+        with self._writing():
             marker = self.marker()
             held = self.version(chain.lineage, chain.reader.keys.view)
             if marker is None or held is None:
@@ -151,7 +173,6 @@ class NodeCheckpoint:
                 checkpoint = Checkpoint.open(self.path)
                 deltas = [self._parsed(chain, step) for step in way.deltas]
                 checkpoint.advance([step.manifest for step in way.deltas], deltas)
-            self._marker = checkpoint.marker
             return True
 
     def _parsed(self, chain: Chain, step: DeltaStep | SkipStep) -> Delta:

@@ -53,6 +53,7 @@ class Healer:
                 return self._whole(chain, self._checkpoint.path, policy)
             except (*DOUBT, FormatInvalid) as error:
                 self._log.warning("could not heal from the node checkpoint", error=str(error))
+                self._checkpoint.distrust()
                 if fallback is None:
                     raise
         if fallback is None:

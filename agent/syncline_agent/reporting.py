@@ -82,6 +82,7 @@ class Reporter:
     def committed(self, last: LastSync, path: ApplyPath) -> None:
         """A version is in the engine."""
         self._metrics.pause_seconds.labels(*self._pool).observe(last.pause_seconds)
+        self.took("pause", last.pause_seconds)
         if last.behind_seconds is not None:
             self._metrics.sync_seconds.labels(*self._pool).observe(last.behind_seconds)
         self._metrics.applied_versions.labels(*self._pool, path.value).inc()

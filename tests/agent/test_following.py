@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from syncline.clock import ManualClock
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
+from syncline_agent import status as documented
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import ApplyPath, Phase
 from syncline_distributor.vetoes import mark_bad, unmark
@@ -388,8 +391,6 @@ def test_the_advance_fetches_again_what_the_budget_did_not_keep(world: Any) -> N
 
 
 def test_other_tensors_are_refused_by_name_and_wait_on_disk_for_the_next_start(world: Any) -> None:
-    import numpy as np
-
     world.publish(2)
     replica = world.replica()
     world.follow(replica, 2)
@@ -426,8 +427,6 @@ def test_a_reused_run_name_is_refused_by_name_and_the_old_version_is_served_on(w
 
 
 def test_status_is_whole_in_every_phase(world: Any) -> None:
-    import json
-
     world.publish()
     replica = world.replica()
     keys = set(json.loads(json.dumps(replica.node.reporter.status.to_json(heartbeats="on"))))
@@ -435,6 +434,19 @@ def test_status_is_whole_in_every_phase(world: Any) -> None:
     world.publish()
     world.follow(replica, 2)
     assert keys == set(json.loads(json.dumps(replica.node.reporter.status.to_json(heartbeats="on"))))
-    from syncline_agent import status as documented
-
     assert {k for k in keys if k not in (documented.__doc__ or "")} == set()
+
+
+def test_a_checkpoint_that_a_failed_rebuild_left_empty_is_not_believed_to_be_there(world: Any) -> None:
+    """The rebuild drops the old version before the new one is whole; an engine that starts then must find a node that joins."""
+    world.publish(2)
+    faulty = scripted(world)
+    replica = world.replica(stores={"origin": faulty}, consumers=world.store)
+    world.follow(replica, 2)
+    world.weights["extra.weight"] = np.zeros((4, 4), np.uint16)
+    world.publish()
+    faulty._plan = ScriptedFaults([("get_range_into", "anchors/", Fault(FaultKind.UNAVAILABLE))] * 2)
+    world.run(replica, lambda s: s.failures >= 1)
+    assert None is replica.node.reporter.status.boot
+    replica.stop_engine()
+    world.follow(replica, 3)

@@ -77,7 +77,11 @@ def test_healing_falls_back_to_the_store_when_the_disk_is_damaged_too(world: Any
     flip(following, "layers.0.norm.weight", 7)
     with pytest.raises(Exception, match="live bits"):
         following.slot.sweep()
-    world.follow(following, 2)
+    assert None is world.follow(following, 2).boot
+    following.node.background.tick()
+    following.stop_engine()
+    assert following.start_engine()
+    assert 2 == world.follow(following, 2).boot
 
 
 @pytest.mark.parametrize("point", ["apply.scattering", "apply.scattered"])
