@@ -25,11 +25,16 @@ def loaded_after(statement: str) -> set[str]:
     return set(found.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["syncline", "syncline_distributor", "syncline_agent", "syncline_cli"])
+@pytest.mark.parametrize("package", ["syncline", "syncline_agent", "syncline_cli"])
 def test_importing_a_package_by_itself_loads_nothing_heavy(package: str) -> None:
     loaded = loaded_after(f"import {package}")
     assert package in loaded
     assert set() == loaded & set(HEAVY)
+
+
+def test_the_sdk_loads_kernels_and_nothing_else_that_is_heavy() -> None:
+    loaded = loaded_after("from syncline_distributor import Publisher")
+    assert {"numba"} == loaded & set(HEAVY)
 
 
 def test_the_wire_format_loads_no_compiler_no_torch_and_no_client() -> None:
