@@ -3,19 +3,29 @@ the operator.
 
 `/status` (JSON, every field always there):
 
-    run, view, cluster, namespace, pool, node      who generation       of the target file in force (echoed, so that
-    the operator knows that it arrived) target_error     why the file as it stands is not in force, or null mode,
-    pinned, suspended, policy                what the target file says phase            Idle | Join | Plan | Fetch |
-    Stage | Commit | Heal | Suspended | Failed head             newest version that this node knows of, or null target
-    version that it should serve, or null applied          {version, digest, lineage, proven} of live memory, or null
-    in_service       proven, and not being healed lag_versions     versions between applied and target lag_seconds
-    for how long the oldest version not applied yet has been committed, by the store's clock; with the store
-    unreachable, the time since it last answered engine           {name, pod, ranks, error} or null boot
-    version of the checkpoint on this node's disk, or null apply_path       delta | checkpoint | undo: how the last
-    commit came about last_sync        {version, from, seconds: {phase: s}, total_seconds, behind_seconds,
-    pause_seconds, bytes, changed} or null bytes_by_source  {source: bytes} since the agent started retries
-    {reason: count} since the agent started heartbeats       "on", or why they are off error            what keeps
-    this node from its target, or null failures         failures in a row
+    run, view, cluster, namespace, pool, node
+    generation       of the target file in force (echoed, so that the operator knows that it arrived)
+    target_error     why the file as it stands is not in force, or null
+    mode, pinned, suspended, policy
+                     what the target file says
+    phase            Idle | Join | Plan | Fetch | Stage | Commit | Heal | Suspended | Failed
+    head             newest version that this node knows of, or null
+    target           version that it should serve, or null
+    applied          {version, digest, lineage, proven} of live memory, or null
+    in_service       proven, and not being healed
+    lag_versions     versions between applied and target
+    lag_seconds      for how long the oldest version not applied yet has been committed, by the store's clock; with the
+                     store unreachable, the time since it last answered
+    engine           {name, pod, ranks, error} or null
+    boot             version of the checkpoint on this node's disk, or null
+    apply_path       delta | checkpoint | undo: how the last commit came about
+    last_sync        {version, from, seconds: {phase: s}, total_seconds, behind_seconds, pause_seconds, bytes, changed}
+                     or null
+    bytes_by_source  {source: bytes} since the agent started
+    retries          {reason: count} since the agent started
+    heartbeats       "on", or why they are off
+    error            what keeps this node from its target, or null
+    failures         failures in a row
 """
 
 from __future__ import annotations
