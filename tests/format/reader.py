@@ -21,7 +21,7 @@ from typing import Any
 
 from blake3 import blake3
 from reader_bits import U64, Frame, Tensor, chunk, cut, decode, digest, numpy
-from reader_records import NAME_PATTERN, Refused, canonical, need, record
+from reader_records import NAME_PATTERN, Refused, canonical, name, need, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Store:
 
     def __init__(self, folder: Path, run: str, view: str, summed_by_word: bool = numpy is None) -> None:
         self.folder, self.run, self.view, self.summed_by_word = folder, run, view, summed_by_word
+        need(name(run) and name(view) and view != "run.json", f"{run}/{view}", "is no run and view")
         header = self.record(f"{run}/run.json", "run", run=run)
         self.lineage, self.tiling = header["lineage"], header["tiling"]
         least, most = self.tiling["min_units"], self.tiling["max_units"]
@@ -64,8 +65,17 @@ class Store:
         return f"{self.run}/{self.view}/{place}"
 
     def versions(self) -> list[int]:
-        names = (self.folder / self.key("versions")).glob("*.json")
-        return sorted(int(path.stem) for path in names if re.fullmatch(r"[0-9]{12}", path.stem))
+        return [int(path.stem) for path in self.names("versions") if re.fullmatch(r"[0-9]{12}", path.stem)]
+
+    def vetoed(self, version: int) -> bool:
+        """A veto that cannot be read counts, one of another lineage does not."""
+        place = f"vetoes/{version:012}.json"
+        if not self.has(self.key(place)):
+            return False
+        try:
+            return self.record(self.key(place), "veto", version=version)["lineage"] == self.lineage
+        except Refused:
+            return True
 
     def manifest(self, place: str, kind: str, at: int) -> dict[str, Any]:
         return self.record(self.key(place), kind, run=self.run, view=self.view, version=at, lineage=self.lineage)
@@ -105,9 +115,9 @@ class Store:
         found = [self.companion(f"skips/{at:012}/{path.name}", "skip", owner) for path in self.names(f"skips/{at:012}")]
         for path, skip in zip(self.names(f"skips/{at:012}"), found, strict=True):
             need(path.stem == f"{skip['base']:012}", self.key(f"skips/{at:012}/{path.name}"), "base is not the key's")
-            need(
-                self.version(skip["base"])["digest"] == skip["base_digest"], str(path), "base_digest is not the base's"
-            )
+            if self.has(self.key(f"versions/{skip['base']:012}.json")):
+                base = self.version(skip["base"])
+                need(base["digest"] == skip["base_digest"], str(path), "base_digest is not the base's")
         return sorted(found, key=lambda skip: skip["base"])
 
     def names(self, place: str) -> list[Path]:
@@ -204,19 +214,18 @@ class Store:
     def read(self, at: int | None = None, use_skips: bool = True) -> View:
         """Version `at`, or the newest that no veto names."""
         if at is None:
-            open_to_all = [v for v in self.versions() if not self.has(self.key(f"vetoes/{v:012}.json"))]
-            need(bool(open_to_all), self.key("versions/"), "no version that is not vetoed")
-            at = open_to_all[-1]
+            allowed = [version for version in self.versions() if not self.vetoed(version)]
+            need(bool(allowed), self.key("versions/"), "no version that is not vetoed")
+            at = allowed[-1]
         goal = step = self.version(at)
         deltas: list[dict[str, Any]] = []
-        while (body := self.anchor(step)) is None:
+        while (body := self.anchor(step)) is None or (step is not goal and self.vetoed(step["version"])):
+            key = self.key(f"versions/{step['version']:012}.json")
             deltas.append(([*self.skips(step), step] if use_skips else [step])[0])
+            need(deltas[-1]["base"] is not None, key, "is vetoed, and no delta leads to it")
             base = self.version(deltas[-1]["base"])
-            need(
-                base["tensors"] == step["tensors"],
-                self.key(f"versions/{step['version']:012}.json"),
-                "base has another tensor table",
-            )
+            need(base["tensors"] == step["tensors"], key, "base has another tensor table")
+            need(base["epoch"] <= step["epoch"], key, "epoch is lower than that of the base")
             step = base
         tensors, aliases = self.table(goal["tensors"])
         weights = self.anchored(step["version"], body, tensors)
@@ -257,7 +266,7 @@ class Store:
             elif kind == "veto":
                 self.record(self.key(place), kind, version=int(match[1]), lineage=self.lineage)
             elif kind == "consumer":
-                cluster, namespace, pool, name = place.removesuffix(".json").split("/")[1:]
+                cluster, namespace, pool, node_name = place.removesuffix(".json").split("/")[1:]
                 self.record(
                     self.key(place),
                     kind,
@@ -265,7 +274,7 @@ class Store:
                     cluster=cluster,
                     namespace=namespace,
                     pool=pool,
-                    node=name,
+                    node=node_name,
                 )
             elif kind in ("head", "lease"):
                 self.record(self.key(place), kind, lineage=self.lineage)

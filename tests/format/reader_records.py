@@ -80,11 +80,12 @@ BITS |= dict.fromkeys(("I16", "U16", "F16", "BF16"), 16)
 BITS |= dict.fromkeys(("I32", "U32", "F32"), 32)
 BITS |= dict.fromkeys(("C64", "F64", "I64", "U64"), 64)
 
-name = string(63, NAME_PATTERN)
+written_name = string(63, NAME_PATTERN)
+name: Check = lambda value: written_name(value) and ".." not in value  # noqa: E731 - one of the checks
 version = integer(1, 10**12 - 1)
 count = integer(0, 2**53 - 1)
 epoch = integer(1, 2**53 - 1)
-boolean: Check = lambda value: type(value) is bool  # noqa: E731 - one of the checks
+boolean: Check = lambda value: type(value) is bool  # noqa: E731
 text = string(4096)
 tensor_name: Check = lambda value: isinstance(value, str) and 1 <= len(value.encode()) <= 512 and "\0" not in value  # noqa: E731
 short = string(32)
@@ -110,7 +111,7 @@ TENSOR = fields(
     aliases=listed(tensor_name, 0, 64),
 )
 BODY = fields(nonce=hexed(16), files=listed(fields(name=file_name, size=count, blake3=hexed(32)), 1, 65_536))
-SIGNATURE = null_or(fields(algorithm=string(32, "[a-z0-9-]*"), key_id=string(256), value=string(4096)))
+SIGNATURE = null_or(fields(algorithm=string(32, "[a-z0-9-]+"), key_id=string(256), value=string(4096)))
 SHARED = {"run": name, "view": name, "version": version, "lineage": hexed(16), "digest": hexed(16), "writer": hexed(16)}
 SHARED |= {"nonce": hexed(16), "created_ms": count, "signature": SIGNATURE}
 DELTA = {
@@ -178,4 +179,10 @@ def record(key: str, data: bytes, kind: str, **expected: Any) -> dict[str, Any]:
     if kind == "version":
         need((value["base"] is None) == (value["anchor"] is not None), key, "anchor is null exactly when base is not")
         need(value["base"] is not None or not value["chunks"], key, "chunks without a base")
+        need(value["base"] is None or value["parent"] is not None, key, "a base without a parent")
+    if value.get("anchor") is not None:
+        names = [file["name"] for file in value["anchor"]["files"]]
+        folders = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
+        need(len(set(names)) == len(names) and not folders & {*names}, key, "file names that cannot stand side by side")
+        need(not any(name.split("/")[0] == ".syncline" for name in names), key, "a file in .syncline/")
     return value

@@ -23,12 +23,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from syncline.clock import ManualClock
+from syncline.delta import Delta
 from syncline.errors import FormatInvalid
 from syncline.kernels import reference
 from syncline.store.local import LocalStore
 from syncline.testing import grpo_a
 from syncline.wire import dtypes
+from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
 from syncline.wire.digest import seeds
+from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling, grid
 from syncline_distributor import Bits, Publisher
 
@@ -221,3 +224,27 @@ def test_both_digest_the_same_units_to_the_same_lanes_also_beyond_four_billion(
     for by_word in (True, False):
         one, two = bits.digest(name, data, width, by_word, first)
         assert ours == one.to_bytes(8, "little") + two.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "tables", [[], [CodecTable(1, b"")], [CodecTable(5, b"counts")]], ids=["none", "raw", "context"]
+)
+def test_both_refuse_a_chunk_with_a_codec_table_since_no_codec_of_version_one_takes_any(
+    tables: list[CodecTable], scripts: Callable[[str], ModuleType]
+) -> None:
+    data = pack(Chunk(bytes(16), [Section(0, 1, [EncodedFrame(0, 1, b"\x01\x00")])], tables))
+    table = TensorTable(tensors=[TensorSpec(name="t", dtype="BF16", shape=[1], axis=0)])
+
+    def library() -> list[int]:
+        return list(Delta.parse(table, Tiling(), [("c", data)]).tensors)
+
+    def independent() -> list[int]:
+        return [frame.tensor for frame in scripts("reader_bits").chunk("c", data)]
+
+    if not tables:
+        assert [0] == library() == independent()
+        return
+    with pytest.raises(FormatInvalid, match="table for codec"):
+        library()
+    with pytest.raises(scripts("reader_records").Refused, match="table for codec"):
+        independent()

@@ -38,7 +38,10 @@ class Delta:
         """
         frames: dict[int, dict[int, CodedFrame]] = {}
         for name, data in chunks:
-            for section in parse(memoryview(data), what=f"chunk {name}").sections:
+            chunk = parse(memoryview(data), what=f"chunk {name}")
+            if chunk.tables:
+                raise FormatInvalid(f"chunk {name} has a table for codec {chunk.tables[0].codec}; no codec here takes one")
+            for section in chunk.sections:
                 if section.tensor >= len(table.tensors):
                     raise FormatInvalid(f"chunk {name} names tensor {section.tensor} of {len(table.tensors)}")
                 spec = table.tensors[section.tensor]
