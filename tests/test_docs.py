@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from syncline.wire import limits
+
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_PARTS = (
     "chain|distributor|agent|operator|cli|crds|helm|examples|docs|bench|tests|"
@@ -56,8 +58,23 @@ def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
 def test_every_test_that_the_readme_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(named) >= 10
-    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")]
+    missing = [
+        f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
     assert [] == missing
+
+
+def test_the_bounds_of_the_format_are_those_of_the_code() -> None:
+    text = (ROOT / "chain/syncline/wire/FORMAT.md").read_text(encoding="utf-8")
+    told = {name: int(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|", text, re.MULTILINE)}
+    bounds = {name: value for name, value in vars(limits).items() if re.search(r"_MAX(_|$)", name)}
+    assert bounds == told
+
+
+def test_the_codecs_of_the_format_are_those_of_the_code() -> None:
+    text = (ROOT / "chain/syncline/wire/FORMAT.md").read_text(encoding="utf-8")
+    told = {int(number): name for number, name in re.findall(r"^\| (\d) \| `([a-z0-9-]+)` \|", text, re.MULTILINE)}
+    assert told == limits.CODEC_NAMES
 
 
 def test_the_glossary_defines_each_word_once() -> None:
