@@ -3,7 +3,8 @@
 Only StoreUnavailable is tried again, after a wait drawn evenly between nothing and a bound that doubles (full jitter),
 until a deadline. A conditional write whose reply was lost may have been done: when a later try finds the condition
 gone, the object is read back, and the same bytes mean that it was this call's own earlier try. Different bytes are
-somebody else's, and the caller hears of it.
+somebody else's, and the caller hears of it. So what must have one winner says in its bytes who wrote it (a manifest
+carries its writer's nonce): two writers of the same bytes would both be told that they won.
 """
 
 from __future__ import annotations
