@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
 
 import typer
 
 from syncline import __version__
-from syncline.errors import SynclineError
+from syncline.errors import DiskFull, Rejected, SynclineError
 from syncline.logs import set_up_logs
 from syncline_cli import follow, history, keep, publish, verify
 from syncline_cli.demo.command import demo
-from syncline_cli.output import Output, exit_code
+from syncline_cli.output import EXIT_FAULT, Output, exit_code
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,16 +41,33 @@ def version() -> None:
     sys.stdout.write(f"{__version__}\n")
 
 
-def main() -> None:
-    """Entry point of the console script."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the console script: runs a command and exits with a documented code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     set_up_logs(level="warning")
+    output = Output(as_json="--json" in given)
     try:
-        app(standalone_mode=True)
+        app(args=given, prog_name="syncline", standalone_mode=True)
     except SynclineError as error:
-        Output(as_json="--json" in sys.argv).error(error)
+        output.error(error)
         sys.exit(exit_code(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except OSError as error:
+        named = _of_the_machine(error)
+        output.error(named)
+        sys.exit(exit_code(named))
+    except Exception as error:
+        traceback.print_exc()
+        output.error(error, "a fault in Syncline; please report it with the lines above")
+        sys.exit(EXIT_FAULT)
+    sys.exit(0)
+
+
+def _of_the_machine(error: OSError) -> SynclineError:
+    """What this machine's files or sockets refused, as an error of ours."""
+    text = f"{error.strerror or error}: {error.filename}" if error.filename is not None else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{text}; make room, then run it again")
+    return Rejected(f"{text}; check the path and its permissions")
 
 
 if __name__ == "__main__":

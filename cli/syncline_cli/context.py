@@ -1,18 +1,25 @@
-"""The options that every command shares, and what they open."""
+"""The options that every command shares, what they open, and which version a command means. Reads the store, never writes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from syncline.chain import ChainReader
-from syncline.errors import NotFound
+from syncline.chain import ChainReader, newest_allowed
+from syncline.errors import LinkMissing, NotFound, VersionVetoed
 from syncline.store.base import WeightStore
 from syncline.store.open import open_store
+from syncline.store.retrying import RetryPolicy
 from syncline.wire.records import VersionManifest
 from syncline_cli.output import Output
+
+LOOKING = RetryPolicy(deadline_s=10.0)
+"""For commands that a person waits for: a store that is down is told soon."""
+WORKING = RetryPolicy()
+"""For commands that move weights: an outage should not undo minutes of work."""
 
 StoreOption = Annotated[
     str,
@@ -36,6 +43,12 @@ class Opened:
     output: Output
 
 
+def opened(store: str, run: str, view: str, as_json: bool, *, patience: RetryPolicy = LOOKING) -> Opened:
+    """Open the store and the run's view."""
+    weight_store = open_store(store, policy=patience)
+    return Opened(weight_store, ChainReader(weight_store, run, view), Output(as_json=as_json))
+
+
 def head_or_none(reader: ChainReader) -> VersionManifest | None:
     """Head; None also while the run does not exist yet, for whoever waits for its first version."""
     try:
@@ -44,7 +57,47 @@ def head_or_none(reader: ChainReader) -> VersionManifest | None:
         return None
 
 
-def opened(store: str, run: str, view: str, as_json: bool) -> Opened:
-    """Open the store and the run's view."""
-    weight_store = open_store(store)
-    return Opened(weight_store, ChainReader(weight_store, run, view), Output(as_json=as_json))
+def newest(reader: ChainReader) -> VersionManifest:
+    """Head, for commands that need one."""
+    head = reader.head()
+    if head is None:
+        raise no_versions(reader)
+    return head
+
+
+def no_versions(reader: ChainReader) -> NotFound:
+    """The run is there, the view holds nothing."""
+    where = f"{reader.keys.run}/{reader.keys.view}"
+    return NotFound(f"a version of {where}", "publish one with `syncline publish`, or check --view")
+
+
+def newest_good(reader: ChainReader, head: int, vetoes: Collection[int]) -> int:
+    """The version that a follower of head would hold: the newest that is not marked bad and is still there."""
+    good = newest_allowed(head, vetoes)
+    if good is not None and good != head:
+        # Below head retention may have been: one listing instead of asking for one number after the other.
+        good = max((v for v in reader.versions() if v not in vetoes), default=None)
+    if good is None:
+        raise VersionVetoed(
+            f"every version of {reader.keys.run}/{reader.keys.view} was marked bad; "
+            "publish a good one, or take a mark back with `syncline mark-bad --undo`"
+        )
+    return good
+
+
+def manifest_of(reader: ChainReader, version: int) -> VersionManifest:
+    """A version that a person named. NotFound when there never was one, LinkMissing when it was collected."""
+    try:
+        return reader.manifest(version)
+    except LinkMissing as error:
+        head, where = newest(reader).version, f"{reader.keys.run}/{reader.keys.view}"
+        if version > head:
+            raise NotFound(f"version {version} of {where}", f"the newest is {head}") from error
+        oldest = min(reader.versions(), default=head)
+        if version < oldest:
+            raise LinkMissing(
+                f"version {version} of {where} was collected by retention; versions {oldest} to {head} are left"
+            ) from error
+        raise LinkMissing(
+            f"version {version} of {where} is missing between others; `syncline verify store` shows the damage"
+        ) from error

@@ -1,7 +1,12 @@
-"""`syncline follow`: keep a folder on the newest version, for engines that load from disk and for people who want a copy."""
+"""`syncline follow`: keep a folder on the newest version, for engines that load from disk and for people who want a copy.
+
+It does what an agent does with its node's folder: a version that is marked bad is skipped, or left if it is held. It outlives a store
+that is down and a way that has a hole; only a run name that was used again ends it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +14,25 @@ from typing import Annotated
 import typer
 
 from syncline.checkpoint import materialize
-from syncline.clock import SystemClock
-from syncline.errors import Retryable
-from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, head_or_none, opened
+from syncline.clock import Clock, SystemClock
+from syncline.errors import Corrupt, LinkMissing, Retryable, VersionVetoed
+from syncline_cli.context import (
+    JsonOption,
+    Opened,
+    RunOption,
+    StoreOption,
+    ViewOption,
+    head_or_none,
+    newest_good,
+    opened,
+)
 from syncline_cli.history import summary
 from syncline_cli.output import size
+
+VETOES_EVERY_S = 10.0
+"""Head is asked for each poll, vetoes only so often: an idle follower costs a store one request a poll."""
+LONGEST_PAUSE_S = 60.0
+"""Between tries that fail; they begin a poll apart and double."""
 
 
 def follow(
@@ -22,34 +41,70 @@ def follow(
     run: RunOption,
     view: ViewOption = "main",
     poll: Annotated[float, typer.Option("--poll", min=0.05, help="Seconds between looks at head.")] = 1.0,
-    until: Annotated[int | None, typer.Option("--until", help="Stop once this version is held.")] = None,
+    until: Annotated[int | None, typer.Option("--until", min=1, help="Stop once this version is held.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a servable safetensors folder on the newest version; one line, or one JSON document, a version."""
     at = opened(store, run, view, as_json)
     clock = SystemClock()
-    held = 0
     with ThreadPoolExecutor() as pool:
-        while until is None or held < until:
+        follower = _Follower(at, folder, clock, pool)
+        said, failures = "", 0
+        while True:
             try:
-                head = head_or_none(at.reader)
-                vetoes = at.reader.vetoes() if head is not None else {}
-                target = head.version if head is not None else 0
-                while target in vetoes and target > 0:
-                    target -= 1
-                if target > held:
-                    began = clock.monotonic()
-                    materialize(at.reader, target, folder, executor=pool, vetoed=vetoes)
-                    held = target
-                    facts = summary(at.reader.manifest(held)) | {
-                        "seconds": round(clock.monotonic() - began, 3),
-                        "folder": str(folder),
-                    }
-                    at.output.result(facts)
-                    at.output.line(
-                        f"{folder}  version {held}  step {facts['step']}  {size(facts['payload_bytes'])}  {facts['seconds']} s"
-                    )
-            except Retryable as error:
-                at.output.note(f"{error}; trying again")
-            if until is None or held < until:
-                clock.sleep(poll)
+                follower.look()
+                remark, failures = follower.waits_for, 0
+            except (Retryable, LinkMissing, VersionVetoed, Corrupt) as error:
+                remark, failures = f"{error}; trying again", failures + 1
+            if remark and remark != said:
+                at.output.note(remark)
+            said = remark
+            if until is not None and follower.held >= until:
+                return
+            clock.sleep(poll if failures == 0 else max(poll, min(LONGEST_PAUSE_S, poll * 2.0 ** min(failures, 16))))
+
+
+class _Follower:
+    """One folder and what it holds."""
+
+    def __init__(self, at: Opened, folder: Path, clock: Clock, pool: ThreadPoolExecutor) -> None:
+        self.held = 0
+        self.waits_for = ""
+        """What keeps it from holding anything; empty when nothing does."""
+        self._at = at
+        self._folder = folder
+        self._clock = clock
+        self._pool = pool
+        self._vetoes: Collection[int] = ()
+        self._vetoes_at: float | None = None
+        self._head = 0
+
+    def look(self) -> None:
+        """One look at the store, and the folder brought to where it should be."""
+        reader = self._at.reader
+        head = head_or_none(reader)
+        if head is None:
+            self.waits_for = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}"
+            return
+        self.waits_for = ""
+        now = self._clock.monotonic()
+        if self._vetoes_at is None or head.version != self._head or now - self._vetoes_at >= VETOES_EVERY_S:
+            self._vetoes, self._vetoes_at, self._head = reader.vetoes(), now, head.version
+        target = head.version
+        if target in self._vetoes:
+            target = newest_good(reader, target, self._vetoes)
+        if target != self.held:
+            self._bring_to(target)
+
+    def _bring_to(self, target: int) -> None:
+        output, began = self._at.output, self._clock.monotonic()
+        with output.transfer(f"version {target}") as progress:
+            materialize(
+                self._at.reader, target, self._folder, executor=self._pool, vetoed=self._vetoes, progress=progress
+            )
+        self.held = target
+        seconds = round(self._clock.monotonic() - began, 3)
+        facts = summary(self._at.reader.manifest(target)) | {"seconds": seconds, "folder": str(self._folder)}
+        output.result(facts)
+        step = "-" if facts["step"] is None else facts["step"]
+        output.line(f"{self._folder}  version {target}  step {step}  {size(facts['payload_bytes'])}  {seconds} s")

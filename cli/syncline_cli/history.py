@@ -9,10 +9,19 @@ import typer
 
 from syncline.chain import ChainReader
 from syncline.clock import SystemClock
-from syncline.errors import LinkMissing, NotFound, Rejected
+from syncline.errors import Corrupt, FormatInvalid, LinkMissing, NotFound, StoreMisused
 from syncline.wire.limits import RECORD_MAX_BYTES
 from syncline.wire.records import ConsumerRecord, VersionManifest
-from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline_cli.context import (
+    JsonOption,
+    Opened,
+    RunOption,
+    StoreOption,
+    ViewOption,
+    manifest_of,
+    no_versions,
+    opened,
+)
 from syncline_cli.output import age, size
 
 
@@ -20,22 +29,24 @@ def log(
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
-    count: Annotated[int, typer.Option("-n", "--count", help="How many versions, newest first.")] = 20,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many versions, newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List versions, newest first: what each changed, cost, and who serves it."""
     at = opened(store, run, view, as_json)
-    head = at.reader.head()
-    if head is None:
-        raise NotFound(f"{run}/{view}", "the run has no versions yet; publish one")
-    anchors, vetoes, there = set(at.reader.anchors()), at.reader.vetoes(), _who_is_there(at.reader)
+    versions = _newest_versions(at.reader, count)
+    anchors, vetoes, there = set(at.reader.anchors()), at.reader.vetoes(), _who_is_there(at)
     now = SystemClock().now()
     entries: list[dict[str, Any]] = []
-    for version in range(head.version, max(0, head.version - count), -1):
+    for version in versions:
         try:
             manifest = at.reader.manifest(version)
         except LinkMissing:
-            break  # collected by retention; everything older is too
+            continue  # collected since it was listed
+        except Corrupt as error:
+            at.output.note(f"version {version} cannot be read: {error}")
+            entries.append({"version": version, "kind": "unreadable", "error": str(error)})
+            continue
         entry = summary(manifest)
         entry["anchor"] = version in anchors
         entry["vetoed"] = version in vetoes
@@ -43,29 +54,43 @@ def log(
         entry["served_by"] = there[version]
         entries.append(entry)
     at.output.result(entries)
-    at.output.table(
-        ["version", "parent", "step", "kind", "changed", "bytes", "bits/change", "age", "served by"],
-        [
-            [
-                str(e["version"]),
-                str(e["parent"] or "-"),
-                "-" if e["step"] is None else str(e["step"]),
-                e["kind"]
-                + (" +anchor" if e["anchor"] and e["kind"] != "anchor-only" else "")
-                + (" BAD" if e["vetoed"] else ""),
-                f"{100 * e['changed_ratio']:.3g} %",
-                size(e["payload_bytes"]),
-                "-" if e["bits_per_change"] is None else f"{e['bits_per_change']:.2f}",
-                age(e["age_seconds"]),
-                ", ".join(e["served_by"]),
-            ]
-            for e in entries
-        ],
-    )
+    columns = ["version", "parent", "step", "kind", "changed", "bytes", "bits/chg", "age", "served by"]
+    at.output.table(columns, [_row(entry) for entry in entries])
+
+
+def _newest_versions(reader: ChainReader, count: int) -> list[int]:
+    """The newest `count` versions that are there, newest first; of a long run only the end is listed."""
+    head = reader.head()
+    if head is None:
+        raise no_versions(reader)
+    window = count
+    while True:
+        after = max(0, head.version - window)
+        versions = reader.versions(after=after)
+        if len(versions) >= count or after == 0:
+            return versions[::-1][:count]
+        window *= 4
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    if "error" in entry:
+        return [str(entry["version"]), "-", "-", entry["kind"], "-", "-", "-", "-", ""]
+    mark = " +anchor" if entry["anchor"] and entry["kind"] != "anchor-only" else ""
+    return [
+        str(entry["version"]),
+        "-" if entry["parent"] is None else str(entry["parent"]),
+        "-" if entry["step"] is None else str(entry["step"]),
+        entry["kind"] + mark + (" BAD" if entry["vetoed"] else ""),
+        f"{100 * entry['changed_ratio']:.3g} %",
+        size(entry["payload_bytes"]),
+        "-" if entry["bits_per_change"] is None else f"{entry['bits_per_change']:.2f}",
+        age(entry["age_seconds"]),
+        ", ".join(entry["served_by"]),
+    ]
 
 
 def show(
-    version: Annotated[int, typer.Argument(help="Version to show.")],
+    version: Annotated[int, typer.Argument(min=1, help="Version to show.")],
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
@@ -73,10 +98,14 @@ def show(
 ) -> None:
     """Show one version's manifest: lineage, chunks, digests, statistics, tensors."""
     at = opened(store, run, view, as_json)
-    manifest = at.reader.manifest(version)
+    manifest = manifest_of(at.reader, version)
     table = at.reader.table(manifest)
-    document = manifest.model_dump(mode="json") | {"identity": manifest.identity(), "summary": summary(manifest)}
-    at.output.result(document)
+    veto = at.reader.vetoes().get(version)
+    reason = None if veto is None else veto.reason
+    at.output.result(
+        manifest.model_dump(mode="json")
+        | {"identity": manifest.identity(), "summary": summary(manifest), "marked_bad": reason}
+    )
     facts = summary(manifest) | {
         "lineage": manifest.lineage,
         "epoch": manifest.epoch,
@@ -90,12 +119,14 @@ def show(
         if manifest.signature is None
         else f"{manifest.signature.algorithm} by {manifest.signature.key_id}",
     }
-    at.output.table(["field", "value"], [[k, str(v)] for k, v in facts.items()])
+    if reason is not None:
+        facts["marked bad"] = reason
+    at.output.table(["field", "value"], [[k, "-" if v is None else str(v)] for k, v in facts.items()])
 
 
 def diff(
-    first: Annotated[int, typer.Argument(help="Older version.")],
-    second: Annotated[int, typer.Argument(help="Newer version.")],
+    first: Annotated[int, typer.Argument(min=1, help="Older version.")],
+    second: Annotated[int, typer.Argument(min=1, help="Newer version.")],
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
@@ -103,11 +134,8 @@ def diff(
 ) -> None:
     """Name the tensors that differ between two versions, by their digests."""
     at = opened(store, run, view, as_json)
-    before, after = at.reader.manifest(first), at.reader.manifest(second)
-    if before.lineage != after.lineage:
-        raise Rejected(f"versions {first} and {second} belong to different lineages; nothing to compare")
-    old = dict(zip((t.name for t in at.reader.table(before).tensors), before.digests(), strict=True))
-    new = dict(zip((t.name for t in at.reader.table(after).tensors), after.digests(), strict=True))
+    before, after = manifest_of(at.reader, first), manifest_of(at.reader, second)
+    old, new = _tensors(at.reader, before), _tensors(at.reader, after)
     document = {
         "appeared": sorted(new.keys() - old.keys()),
         "disappeared": sorted(old.keys() - new.keys()),
@@ -118,6 +146,12 @@ def diff(
     rows = [[kind, name] for kind in ("appeared", "disappeared", "changed") for name in document[kind]]
     at.output.table(["what", "tensor"], rows)
     at.output.line(f"{len(rows)} tensors differ, {document['same']} are the same")
+
+
+def _tensors(reader: ChainReader, manifest: VersionManifest) -> dict[str, tuple[object, ...]]:
+    """What tells a tensor from another of its name."""
+    specs = reader.table(manifest).tensors
+    return {s.name: (s.dtype, s.shape, digest) for s, digest in zip(specs, manifest.digests(), strict=True)}
 
 
 def summary(manifest: VersionManifest) -> dict[str, Any]:
@@ -145,13 +179,23 @@ def summary(manifest: VersionManifest) -> dict[str, Any]:
     }
 
 
-def _who_is_there(reader: ChainReader) -> dict[int, list[str]]:
+def _who_is_there(at: Opened) -> dict[int, list[str]]:
+    """Nodes by the version that they serve, from their heartbeats. An old heartbeat is judged by this machine's clock and only marked:
+    whether its node needs a version is for retention to say, which asks the store's clock."""
     there: dict[int, list[str]] = defaultdict(list)
-    for info in reader.store.list_after(reader.keys.consumers):
-        fetched = reader.store.get(info.key, max_bytes=RECORD_MAX_BYTES)
-        if fetched is None:
+    lineage, now = at.reader.run_record().lineage, SystemClock().now()
+    for info in at.store.list_after(at.reader.keys.consumers):
+        try:
+            fetched = at.store.get(info.key, max_bytes=RECORD_MAX_BYTES)
+            assert fetched is not None
+            beat = ConsumerRecord.parse(fetched.data, what=info.key)
+        except NotFound:
+            continue  # it said goodbye since it was listed
+        except (FormatInvalid, StoreMisused) as error:
+            at.output.note(f"a heartbeat cannot be read: {error}")
             continue
-        beat = ConsumerRecord.parse(fetched.data, what=info.key)
-        if beat.applied is not None and not beat.leaving:
-            there[beat.applied].append(f"{beat.pool}/{beat.node}" + ("" if beat.proven else " (unproven)"))
+        if beat.applied is None or beat.leaving or beat.lineage != lineage:
+            continue
+        marks = ([] if beat.proven else ["unproven"]) + (["silent"] if now - info.modified > beat.ttl_ms / 1000 else [])
+        there[beat.applied].append(f"{beat.pool}/{beat.node}" + (f" ({', '.join(marks)})" if marks else ""))
     return there

@@ -10,9 +10,19 @@ import typer
 
 from syncline import checkpoint
 from syncline.clock import SystemClock
-from syncline.errors import NotFound, StoreMisused
+from syncline.errors import StoreMisused
 from syncline.metrics import Metrics
-from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline_cli.context import (
+    WORKING,
+    JsonOption,
+    RunOption,
+    StoreOption,
+    ViewOption,
+    manifest_of,
+    newest,
+    newest_good,
+    opened,
+)
 from syncline_cli.output import size
 from syncline_distributor import vetoes
 from syncline_distributor.settings import RetentionSettings
@@ -26,23 +36,20 @@ def materialize(
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
-    version: Annotated[int | None, typer.Option("--version", help="Version; default: the newest.")] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="Version; default: the newest that is not marked bad.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a version as a servable safetensors folder, every digest checked."""
-    at = opened(store, run, view, as_json)
+    at = opened(store, run, view, as_json, patience=WORKING)
+    vetoes = at.reader.vetoes()
     if version is None:
-        head = at.reader.head()
-        if head is None:
-            raise NotFound(f"{run}/{view}", "the run has no versions yet; publish one")
-        version = head.version
-    with at.output.progress(f"version {version}") as bar, ThreadPoolExecutor() as pool:
-        task = bar.add_task("", total=None)
-
-        def progress(phase: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description=phase)
-
-        made = checkpoint.materialize(at.reader, version, folder, executor=pool, progress=progress)
+        version = newest_good(at.reader, newest(at.reader).version, vetoes)
+    else:
+        manifest_of(at.reader, version)
+    with at.output.transfer(f"version {version}") as progress, ThreadPoolExecutor() as pool:
+        made = checkpoint.materialize(at.reader, version, folder, executor=pool, vetoed=vetoes, progress=progress)
     marker = made.marker
     digest = marker.digest if marker is not None else ""
     at.output.result({"folder": str(folder), "version": version, "digest": digest, "bytes": made.table.size_bytes})
@@ -50,7 +57,7 @@ def materialize(
 
 
 def mark_bad(
-    version: Annotated[int, typer.Argument(help="Version that nobody should serve.")],
+    version: Annotated[int, typer.Argument(min=1, help="Version that nobody should serve.")],
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
@@ -63,8 +70,10 @@ def mark_bad(
     """Mark a version bad: followers skip it, or leave it if they serve it."""
     at = opened(store, run, view, as_json)
     if undo:
+        marked = version in at.reader.vetoes()
+        at.reader.run_record()  # a run name with a typo must not look like a success
         vetoes.unmark(at.reader, version)
-        at.output.line(f"version {version} is no longer marked bad")
+        at.output.line(f"version {version} {'is no longer' if marked else 'was not'} marked bad")
     else:
         vetoes.mark_bad(at.reader, version, reason, clock=SystemClock())
         at.output.line(f"version {version} is marked bad: {reason}")
@@ -87,7 +96,7 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Show what retention would delete; with --delete, mark it, wait one lease period, look again, delete."""
-    at = opened(store, run, view, as_json)
+    at = opened(store, run, view, as_json, patience=WORKING)
     clock = SystemClock()
     settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions)
     sweeper = Sweeper(at.store, at.reader, settings, Metrics())
@@ -98,7 +107,7 @@ def gc(
     total = sum(info.size for info in survey.unneeded.values())
     at.output.table(["bytes", "object"], [[str(o["bytes"]), str(o["key"])] for o in objects])
     at.output.line(f"{len(objects)} objects, {size(total)} are needed by nobody; {size(survey.kept_bytes)} stay")
-    deleted = 0
+    document = {"unneeded": objects, "bytes": total, "kept_bytes": survey.kept_bytes, "deleted": 0, "deleted_bytes": 0}
     if delete and objects:
         sweeper.sweep()
         at.output.note(f"marked; waiting {lease_period:.0f} s for readers that listed before")
@@ -106,8 +115,8 @@ def gc(
         swept = sweeper.sweep()
         if swept.blocked is not None:
             raise StoreMisused(f"nothing was deleted in {run}/{view}: {swept.blocked}")
-        deleted = swept.deleted
+        document |= {"deleted": swept.deleted, "deleted_bytes": swept.deleted_bytes}
         at.output.line(f"deleted {swept.deleted} objects, {size(swept.deleted_bytes)}")
     elif objects:
         at.output.line("dry run: nothing was deleted; say --delete")
-    at.output.result({"unneeded": objects, "bytes": total, "kept_bytes": survey.kept_bytes, "deleted": deleted})
+    at.output.result(document)

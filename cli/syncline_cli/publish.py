@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline_cli.context import WORKING, JsonOption, RunOption, StoreOption, ViewOption, manifest_of, opened
 from syncline_cli.history import summary
 from syncline_cli.output import size
 from syncline_distributor.bases import DiskBase
+from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.publisher import Publisher
 from syncline_distributor.settings import NonFinite, PublishSettings
 
@@ -44,15 +45,21 @@ def publish(
 ) -> None:
     """Publish a checkpoint folder as the next version of a run; the run is created when it does not exist."""
     labels = _labels(label or [])
-    at = opened(store, run, view, as_json)
+    at = opened(store, run, view, as_json, patience=WORKING)
     settings = PublishSettings(nonfinite=NonFinite.REFUSE if refuse_nonfinite else NonFinite.PUBLISH)
-    with tempfile.TemporaryDirectory(prefix="syncline-publish-") as scratch, ThreadPoolExecutor() as pool:
+    with (
+        FolderWeights(folder) as source,  # a folder that cannot be read must not cost the run an epoch
+        tempfile.TemporaryDirectory(prefix="syncline-publish-") as scratch,
+        ThreadPoolExecutor() as pool,
+    ):
+        if parent is not None:
+            manifest_of(at.reader, parent)
         base = DiskBase(state_dir or Path(scratch), executor=pool)
         publisher = Publisher(at.store, run, view=view, settings=settings, base=base, executor=pool)
         try:
             with at.output.err.status(f"publishing {folder}"):
                 publisher.open()
-                published = publisher.publish(folder, step=step, parent=parent, labels=labels)
+                published = publisher.publish(source, step=step, parent=parent, labels=labels)
         finally:
             publisher.close()
     facts = summary(published.manifest) | {"digest": published.manifest.digest, "seconds": dict(published.seconds)}

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
+from numpy.typing import NDArray
 
-from syncline.chain import ChainReader
-from syncline.checkpoint import Checkpoint, materialize
-from syncline.delta import Delta, digest_tensor
-from syncline.errors import EngineUnavailable, LinkMissing, NotFound, SynclineError
-from syncline.versions import Link, check_successor
-from syncline.wire.digest import total
-from syncline.wire.records import VersionManifest
-from syncline_cli.context import JsonOption, RunOption, StoreOption, ViewOption, opened
+from syncline.checkpoint import Checkpoint, WeightFolder
+from syncline.delta import digest_tensor
+from syncline.errors import EngineUnavailable, NotFound
+from syncline.wire.tensors import TensorTable
+from syncline_cli.audit import audit, audit_bytes
+from syncline_cli.context import (
+    WORKING,
+    JsonOption,
+    RunOption,
+    StoreOption,
+    ViewOption,
+    manifest_of,
+    no_versions,
+    opened,
+)
 from syncline_cli.output import EXIT_DIFFERENT, Output
+
+SWEEP_TIMEOUT_S = 600.0
 
 app = typer.Typer(no_args_is_help=True, help="Recompute what a store, a checkpoint or a replica claims.")
 
@@ -30,73 +40,76 @@ def store(
     run: RunOption,
     view: ViewOption = "main",
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also rebuild head in a temporary folder and compare every digest.")
+        bool,
+        typer.Option(
+            "--deep", help="Also read every anchor whole, rebuild head in a temporary folder, compare digests."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every retained version: manifests, epochs, digests' sums, chunks' hashes, frames' checksums."""
-    at = opened(store, run, view, as_json)
-    problems: list[dict[str, Any]] = []
-    head = at.reader.head()
-    if head is None:
-        raise NotFound(f"{run}/{view}", "the run has no versions yet; publish one")
-    checked = 0
-    for version, problem in _check_versions(at.reader, head.version):
-        checked += 1
-        if problem is not None:
-            problems.append({"version": version, "problem": str(problem)})
-    if deep and not problems:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            at.output.progress("rebuild head") as bar,
-            ThreadPoolExecutor() as pool,
-        ):
-            task = bar.add_task("", total=None)
-            try:
-                materialize(
-                    at.reader,
-                    head.version,
-                    Path(folder) / "head",
-                    executor=pool,
-                    progress=lambda _, done, total: bar.update(task, completed=done, total=total),
-                )
-            except SynclineError as error:
-                problems.append({"version": head.version, "problem": str(error)})
-    _conclude(at.output, problems, {"head": head.version, "versions": checked, "digest": head.digest, "deep": deep})
+    """Check every retained version: manifests, epochs, digests' sums, chunks' hashes, frames, anchors, skip deltas."""
+    at = opened(store, run, view, as_json, patience=WORKING)
+    at.reader.run_record()
+    versions = at.reader.versions()
+    if not versions:
+        raise no_versions(at.reader)
+    with at.output.count("versions", len(versions)) as checked:
+        findings = list(audit(at.reader, versions, checked=checked))
+    if deep:
+        with at.output.transfer("whole weights") as progress, ThreadPoolExecutor() as pool:
+            findings += audit_bytes(at.reader, versions[-1], executor=pool, progress=progress)
+    problems = [{"version": f.version, "problem": f.problem} for f in findings]
+    _conclude(at.output, problems, {"head": versions[-1], "versions": len(versions), "deep": deep})
 
 
 @app.command()
 def checkpoint(
-    folder: Annotated[Path, typer.Argument(help="A folder that Syncline materialized.")],
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A folder of safetensors, anybody's.")],
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
     version: Annotated[
-        int | None, typer.Option("--version", help="Compare with this version, not the folder's own marker.")
+        int | None,
+        typer.Option(
+            "--version", min=1, help="Version to compare with; default: the one that Syncline marked the folder with."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a checkpoint folder's tensors with a version's digests."""
     at = opened(store, run, view, as_json)
-    held = Checkpoint.open(folder)
+    marker = Checkpoint.open(folder).marker
     if version is None:
-        if held.marker is None:
-            raise NotFound(str(folder), "the folder names no version; say --version")
-        version = held.marker.version
-    manifest = at.reader.manifest(version)
-    table = at.reader.table(manifest)
+        if marker is None:
+            raise NotFound(f"a version's mark in {folder}", "say --version N to compare with version N")
+        version = marker.version
+    manifest = manifest_of(at.reader, version)
+    wanted = list(zip(at.reader.table(manifest).tensors, manifest.digests(), strict=True))
     problems: list[dict[str, Any]] = []
-    with ThreadPoolExecutor() as pool:
-        for spec, wanted in zip(table.tensors, manifest.digests(), strict=True):
-            found = digest_tensor(spec, held.units(spec.name), executor=pool)
-            if found != wanted:
-                problems.append(
-                    {
-                        "tensor": spec.name,
-                        "problem": f"{spec.name}: digest {found.hex}, version {version} has {wanted.hex}",
-                    }
-                )
-    _conclude(at.output, problems, {"version": version, "tensors": len(table.tensors), "digest": manifest.digest})
+    if marker is not None and marker.lineage != manifest.lineage:
+        problems.append(
+            {"problem": f"the folder is marked with lineage {marker.lineage}, the run is {manifest.lineage}"}
+        )
+    with _units_of(folder, marked=marker is not None) as (table, units), ThreadPoolExecutor() as pool:
+        found = {spec.name: spec for spec in table.tensors}
+        named = {spec.name for spec, _ in wanted}
+        for name in sorted(found.keys() - named):
+            problems.append({"tensor": name, "problem": f"{name}: version {version} has no such tensor"})
+        with at.output.count("tensors", len(wanted)) as checked:
+            for spec, digest in wanted:
+                mine = found.get(spec.name)
+                if mine is None:
+                    problem = f"{spec.name}: missing in the folder"
+                elif (mine.dtype, mine.shape) != (spec.dtype, spec.shape):
+                    problem = f"{spec.name}: {mine.dtype} {mine.shape}, version {version} has {spec.dtype} {spec.shape}"
+                elif (held := digest_tensor(spec, units(spec.name), executor=pool)) != digest:
+                    problem = f"{spec.name}: digest {held.hex}, version {version} has {digest.hex}"
+                else:
+                    problem = None
+                if problem is not None:
+                    problems.append({"tensor": spec.name, "problem": problem})
+                checked()
+    _conclude(at.output, problems, {"version": version, "tensors": len(wanted), "digest": manifest.digest})
 
 
 @app.command()
@@ -109,53 +122,59 @@ def replica(
 ) -> None:
     """Have a running replica sweep its live memory, and compare with the manifest in the store."""
     at = opened(store, run, view, as_json)
-    try:
-        answer = httpx.post(f"{url.rstrip('/')}/verify", timeout=600)
-        swept = answer.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise EngineUnavailable(f"{url} did not verify: {error}; is the agent up?") from error
-    if answer.status_code == 409:
-        _conclude(at.output, [{"problem": swept["error"]["message"]}], {"url": url})
-    if answer.status_code != 200:
-        raise EngineUnavailable(f"{url} did not verify: {swept['error']['message']}")
-    manifest = at.reader.manifest(int(swept["version"]))
+    run_record = at.reader.run_record()
+    status, swept = _sweep(url)
+    if status == 409:
+        _conclude(at.output, [{"problem": swept["error"]["message"]}], {"url": url, "proven": False})
+    if swept["lineage"] != run_record.lineage:
+        text = f"the replica follows lineage {swept['lineage']}, run {run} is {run_record.lineage}: another training"
+        _conclude(at.output, [{"problem": text}], {"url": url, "proven": False})
     problems: list[dict[str, Any]] = []
-    held, lineage = swept["digest"], swept["lineage"]
-    if held != manifest.digest:
-        problems.append({"problem": f"memory holds {held}, version {manifest.version} has {manifest.digest}"})
-    if lineage != manifest.lineage:
-        problems.append({"problem": f"the replica follows lineage {lineage}, the run is {manifest.lineage}"})
-    _conclude(at.output, problems, {"version": manifest.version, "digest": swept["digest"], "proven": not problems})
+    if swept["view"] != view:
+        problems.append({"problem": f"the replica serves view {swept['view']}, not {view}; say --view"})
+    else:
+        manifest = manifest_of(at.reader, int(swept["version"]))
+        if swept["digest"] != manifest.digest:
+            text = f"memory holds {swept['digest']}, version {manifest.version} has {manifest.digest}"
+            problems.append({"problem": text})
+    facts = {"url": url, "version": swept["version"], "digest": swept["digest"], "proven": not problems}
+    _conclude(at.output, problems, facts)
 
 
-def _check_versions(reader: ChainReader, head: int) -> Iterator[tuple[int, SynclineError | None]]:
-    """Newest first, down to the oldest retained one."""
-    tiling = reader.run_record().tiling.tiling
-    newer = None
-    for version in range(head, 0, -1):
-        try:
-            manifest = reader.manifest(version)
-        except LinkMissing:
-            return  # retention collected the rest
-        except SynclineError as error:
-            yield version, error
-            continue
-        try:
-            table = reader.table(manifest)
-            if total(manifest.digests()).hex != manifest.digest:
-                raise LinkMissing(f"version {version}: the tensor digests do not sum to the view digest")
-            Delta.parse(table, tiling, ((c.blake3, reader.chunk(c)) for c in manifest.chunks))
-            if newer is not None:
-                check_successor(_link(manifest), newer)
-            newer = _link(manifest)
-        except SynclineError as error:
-            yield version, error
-        else:
-            yield version, None
+@contextmanager
+def _units_of(folder: Path, *, marked: bool) -> Iterator[tuple[TensorTable, Callable[[str], NDArray[Any]]]]:
+    """A folder's tensors: held still when Syncline keeps it, read as they are when somebody else does."""
+    if marked:
+        with Checkpoint.open(folder).reading() as held:
+            yield held.table, held.units
+    else:
+        with WeightFolder.open(folder) as weights:
+            yield weights.table(), weights.read
+            weights.check_unchanged()
 
 
-def _link(manifest: VersionManifest) -> Link:
-    return Link(manifest.lineage, manifest.version, manifest.base, manifest.epoch)
+def _sweep(url: str) -> tuple[int, dict[str, Any]]:
+    """The agent's answer to `POST /verify`, with 200 or 409."""
+    try:
+        answer = httpx.post(f"{url.rstrip('/')}/verify", timeout=SWEEP_TIMEOUT_S)
+        swept = answer.json()
+    except httpx.InvalidURL as error:
+        raise typer.BadParameter(f"{url}: {error}", param_hint="URL") from error
+    except (httpx.HTTPError, ValueError) as error:
+        raise EngineUnavailable(f"{url} did not verify: {error}; is an agent there, and up?") from error
+    needed = {200: {"version", "digest", "lineage", "view"}, 409: {"error"}}.get(answer.status_code, {""})
+    if not isinstance(swept, dict) or not needed <= swept.keys():
+        raise EngineUnavailable(
+            f"{url} did not verify: status {answer.status_code}, {_message(swept)}; try again later"
+        )
+    return answer.status_code, swept
+
+
+def _message(answer: Any) -> str:
+    try:
+        return str(answer["error"]["message"])
+    except (KeyError, TypeError):
+        return "which is no answer of an agent"
 
 
 def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any]) -> None:

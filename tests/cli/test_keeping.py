@@ -1,0 +1,356 @@
+"""`publish`, `materialize`, `follow`, `mark-bad` and `gc`: what changes a run or keeps a folder on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from syncline.clock import SystemClock
+from syncline.store.local import LocalStore
+from syncline_cli import follow as follow_module
+
+Call = Callable[..., Any]
+
+
+def bits_of(folder: Path) -> dict[str, bytes]:
+    """Every tensor's bytes, read by the safetensors library rather than ours."""
+    text = (folder / "model.safetensors").read_bytes()
+    header = int.from_bytes(text[:8], "little")
+    entries = json.loads(text[8 : 8 + header])
+    body = text[8 + header :]
+    return {name: body[slice(*entry["data_offsets"])] for name, entry in entries.items() if name != "__metadata__"}
+
+
+# --- publish
+
+
+def test_publish_makes_a_run_and_then_its_versions(syncline: Call, trainer: Any, tmp_path: Path) -> None:
+    options = ("--store", tmp_path / "store", "--run", "new", "--state-dir", tmp_path / "state", "--json")
+    first = syncline("publish", trainer.step(), *options, "--step", 1).document
+    assert (1, "anchor-only", None, 1) == (first["version"], first["kind"], first["parent"], first["step"])
+    second = syncline(
+        "publish", trainer.step(), *options, "--step", 2, "--label", "by=hand", "--label", "a=b=c"
+    ).document
+    # Each call takes the writer's right by an empty version of a new epoch: that was version 2.
+    assert (3, "delta", 2, 15) == (second["version"], second["kind"], second["parent"], second["changed_units"])
+    shown = syncline("show", 3, *options[:4], "--json").document
+    assert ({"by": "hand", "a": "b=c"}, 2) == (shown["labels"], shown["epoch"])
+    assert second["digest"] == shown["digest"]
+
+
+def test_publish_says_what_it_committed(syncline: Call, run: Any, trainer: Any) -> None:
+    ended = syncline("publish", trainer.step(), *run.options)
+    assert (0, "") == (ended.code, ended.err)
+    assert ended.out.startswith("version 7  delta  ")
+    assert f"digest {run.reader.manifest(7).digest}" in ended.out
+
+
+def test_a_first_version_without_a_state_dir_is_whole_and_the_next_rebuilds_its_base(
+    syncline: Call, trainer: Any, tmp_path: Path
+) -> None:
+    options = ("--store", tmp_path / "store", "--run", "new", "--json")
+    assert "anchor-only" == syncline("publish", trainer.step(), *options).document["kind"]
+    assert "delta" == syncline("publish", trainer.step(), *options).document["kind"]
+
+
+def test_other_shapes_become_a_version_with_all_weights(syncline: Call, run: Any, trainer: Any) -> None:
+    trainer.weights["norm.weight"] = trainer.weights["norm.weight"][:20]
+    assert "anchor-only" == syncline("publish", trainer.write(), *run.options, "--json").document["kind"]
+
+
+def test_a_fork_names_its_parent(syncline: Call, run: Any, trainer: Any) -> None:
+    made = syncline("publish", trainer.step(), *run.options, "--parent", 3, "--json").document
+    assert ("fork", 3, 6) == (made["kind"], made["parent"], made["base"])
+
+
+def test_a_parent_that_does_not_exist_is_refused_before_anything_is_written(
+    syncline: Call, run: Any, trainer: Any
+) -> None:
+    ended = syncline("publish", trainer.step(), *run.options, "--parent", 9)
+    assert 8 == ended.code
+    assert "version 9 of demo/main does not exist; the newest is 5" in ended.err
+    assert 5 == run.reader.head().version
+
+
+def test_a_folder_that_cannot_be_read_is_refused_before_anything_is_written(
+    syncline: Call, run: Any, tmp_path: Path
+) -> None:
+    for folder in (tmp_path / "missing", tmp_path):
+        ended = syncline("publish", folder, *run.options)
+        assert ended.code in (3, 8)
+        assert str(folder) in ended.err
+    assert 5 == run.reader.head().version
+
+
+def test_non_finite_weights_are_published_or_refused_as_told(syncline: Call, run: Any, trainer: Any) -> None:
+    trainer.weights["norm.weight"][4] = np.uint16(0x7FC0)
+    folder = trainer.write()
+    refused = syncline("publish", folder, *run.options, "--refuse-nonfinite", "--json")
+    assert (8, "NonFiniteWeights") == (refused.code, refused.document["error"]["type"])
+    assert 1 == syncline("publish", folder, *run.options, "--json").document["nonfinite"]
+
+
+def test_a_label_without_a_value_is_a_wrong_command_line(syncline: Call, run: Any, trainer: Any) -> None:
+    ended = syncline("publish", trainer.step(), *run.options, "--label", "alone")
+    assert (2, "") == (ended.code, ended.out)
+    assert "--label name=value" in ended.err
+
+
+# --- materialize
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+def test_materialize_writes_the_very_bits_of_a_version(syncline: Call, run: Any, tmp_path: Path, version: int) -> None:
+    out = tmp_path / "out"
+    document = syncline("materialize", out, *run.options, "--version", version, "--json").document
+    assert (version, run.reader.manifest(version).digest) == (document["version"], document["digest"])
+    assert bits_of(run.checkpoints[version]) == bits_of(out)
+    with safe_open(out / "model.safetensors", "np") as opened:
+        assert {"embed.weight", "layers.0.o_proj.weight", "norm.weight"} == set(opened.keys())
+
+
+def test_materialize_takes_the_newest_version_that_is_not_marked_bad(syncline: Call, run: Any, tmp_path: Path) -> None:
+    syncline("mark-bad", 5, *run.options)
+    out = tmp_path / "out"
+    ended = syncline("materialize", out, *run.options)
+    assert (0, "") == (ended.code, ended.err)
+    assert ended.out.startswith(f"{out}  version 4  11.3 kB  digest ")
+    refused = syncline("materialize", out, *run.options, "--version", 5, "--json")
+    assert (5, "VersionVetoed") == (refused.code, refused.document["error"]["type"])
+
+
+def test_materialize_refuses_a_folder_of_somebody_elses_files(syncline: Call, run: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    ended = syncline("materialize", tmp_path, *run.options)
+    assert 8 == ended.code
+    assert "name an empty folder" in ended.err
+    assert "mine" == (tmp_path / "notes.txt").read_text()
+
+
+def test_a_path_that_is_a_file_is_refused_by_name(syncline: Call, run: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = syncline("materialize", tmp_path / "file", *run.options)
+    assert 8 == ended.code
+    assert f"{tmp_path / 'file'}; check the path" in ended.err
+
+
+def test_a_run_whose_only_way_to_a_version_is_broken_ends_with_5(syncline: Call, run: Any, tmp_path: Path) -> None:
+    run.store.delete(run.reader.keys.version(2))
+    run.store.delete(run.reader.keys.anchor(3))
+    ended = syncline("materialize", tmp_path / "out", *run.options, "--version", 3, "--json")
+    assert (5, "LinkMissing") == (ended.code, ended.document["error"]["type"])
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_chunk_that_is_damaged_is_never_used(syncline: Call, run: Any, tmp_path: Path) -> None:
+    run.store.delete(run.reader.keys.anchor(3))
+    chunk = run.chunk_of(2)
+    damaged = bytearray(chunk.read_bytes())
+    damaged[-1] ^= 1
+    chunk.write_bytes(damaged)
+    ended = syncline("materialize", tmp_path / "out", *run.options, "--version", 2)
+    assert ended.code in (4, 5)
+    assert "does not hash to its name" in ended.err
+
+
+def test_a_collected_version_is_told_from_one_that_never_was(syncline: Call, run: Any, tmp_path: Path) -> None:
+    for version in (1, 2):
+        run.store.delete(run.reader.keys.version(version))
+    for command in (["materialize", tmp_path / "out", "--version"], ["show"], ["diff", 5]):
+        ended = syncline(*command, 1, *run.options)
+        assert 5 == ended.code
+        assert "version 1 of demo/main was collected by retention; versions 3 to 5 are left" in ended.err
+        ended = syncline(*command, 77, *run.options)
+        assert 8 == ended.code
+        assert "version 77 of demo/main does not exist; the newest is 5" in ended.err
+
+
+# --- follow
+
+
+def test_follow_brings_a_folder_to_head_and_ends_where_it_is_told_to(syncline: Call, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    document = syncline("follow", out, *run.options, "--until", 5, "--json").document
+    assert (5, 12, "fork") == (document["version"], document["step"], document["kind"])
+    assert bits_of(run.checkpoints[5]) == bits_of(out)
+    assert syncline("follow", out, *run.options, "--until", 3).out.startswith(f"{out}  version 5  step 12  ")
+
+
+class Script(SystemClock):
+    """A clock whose sleeps run what happens meanwhile, one thing a sleep, and end the command when all has happened."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self._acts = iter(acts)
+        self.slept: list[float] = []
+        self._ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._ahead += 60.0
+        act = next(self._acts, None)
+        if act is None:
+            raise KeyboardInterrupt
+        act()
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Script]:
+    def script(*acts: Callable[[], object]) -> Script:
+        clock = Script(*acts)
+        monkeypatch.setattr(follow_module, "SystemClock", lambda: clock)
+        return clock
+
+    return script
+
+
+def nothing() -> None:
+    """An idle poll."""
+
+
+def test_follow_leaves_a_version_that_is_marked_bad_and_comes_back(
+    syncline: Call, run: Any, tmp_path: Path, scripted: Callable[..., Script]
+) -> None:
+    veto = run.file(run.reader.keys.veto(5))
+    assert 0 == syncline("mark-bad", 5, *run.options).code
+    text = veto.read_bytes()
+    veto.unlink()
+    scripted(lambda: veto.write_bytes(text), nothing, veto.unlink)
+    ended = syncline("follow", tmp_path / "out", *run.options, "--json")
+    assert 130 == ended.code
+    assert [5, 4, 5] == [json.loads(line)["version"] for line in ended.out.splitlines()]
+    assert bits_of(run.checkpoints[5]) == bits_of(tmp_path / "out")
+
+
+def test_follow_looks_for_what_is_left_below_a_head_that_is_marked_bad(
+    syncline: Call, run: Any, tmp_path: Path, scripted: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncline("mark-bad", 5, *run.options)
+    run.store.delete(run.reader.keys.version(4))
+    looked: list[str] = []
+    get = LocalStore.get
+
+    def counting(store: LocalStore, key: str, **more: Any) -> Any:
+        looked.append(key)
+        return get(store, key, **more)
+
+    monkeypatch.setattr(LocalStore, "get", counting)
+    scripted()
+    ended = syncline("follow", tmp_path / "out", *run.options, "--json")
+    assert 3 == ended.document["version"]
+    assert run.reader.keys.version(4) not in looked
+
+
+def test_follow_waits_for_the_first_version_and_survives_a_store_that_is_gone(
+    syncline: Call, run: Any, tmp_path: Path, scripted: Callable[..., Script]
+) -> None:
+    folder, away = run.folder, tmp_path / "away"
+    folder.rename(away)
+    chunks = run.file(run.reader.keys.chunks.rstrip("/"))
+    hidden = tmp_path / "hidden"
+
+    def back_without_chunks() -> None:
+        away.rename(folder)
+        chunks.rename(hidden)
+
+    clock = scripted(nothing, back_without_chunks, nothing, nothing, lambda: hidden.rename(chunks))
+    ended = syncline("follow", tmp_path / "out", *run.options, "--until", 5, "--poll", 1, "--json")
+    assert (0, 5) == (ended.code, ended.document["version"])
+    told = [line for line in ended.err.splitlines() if line.startswith("waiting") or line.endswith("; trying again")]
+    assert "waiting for the first version of demo/main" == told[0]
+    assert len(told) > 1 and len(set(told)) == len(told)
+    assert [1, 1, 2, 4, 8] == clock.slept
+
+
+def test_follow_ends_when_the_run_name_was_used_again(
+    syncline: Call, run: Any, tmp_path: Path, trainer: Any, scripted: Callable[..., Script]
+) -> None:
+    def another_training() -> None:
+        run.folder.rename(tmp_path / "old")
+        syncline("publish", trainer.step(), *run.options)
+
+    scripted(another_training, *[nothing] * 12)
+    ended = syncline("follow", tmp_path / "out", *run.options)
+    assert 5 == ended.code
+    assert "the run name was reused" in ended.err
+
+
+# --- mark-bad
+
+
+def test_a_mark_is_taken_back_by_undo(syncline: Call, run: Any) -> None:
+    marked = syncline("mark-bad", 4, *run.options, "--reason", "reward fell", "--json")
+    assert {"version": 4, "bad": True, "reason": "reward fell"} == marked.document
+    assert "reward fell" == run.reader.vetoes()[4].reason
+    undone = syncline("mark-bad", 4, *run.options, "--undo", "--json")
+    assert {"version": 4, "bad": False, "reason": None} == undone.document
+    assert {} == run.reader.vetoes()
+    assert "version 4 was not marked bad\n" == syncline("mark-bad", 4, *run.options, "--undo").out
+
+
+def test_marking_what_does_not_exist_is_refused(syncline: Call, run: Any) -> None:
+    assert 8 == syncline("mark-bad", 9, *run.options).code
+    assert 8 == syncline("mark-bad", 4, "--undo", "--store", run.folder, "--run", "typo").code
+
+
+# --- gc
+
+
+@pytest.fixture
+def collectable(run: Any, syncline: Call, trainer: Any) -> Iterator[Any]:
+    """The run with two more whole versions, so that retention needs none below them, and all of it an hour old."""
+    for rows in (20, 10):
+        trainer.weights["norm.weight"] = trainer.weights["norm.weight"][:rows]
+        assert 0 == syncline("publish", trainer.write(), *run.options).code
+    for file in run.folder.rglob("*"):
+        if file.is_file():
+            before = file.stat().st_mtime - 3600
+            os.utime(file, (before, before))
+    return run
+
+
+def test_gc_shows_first_and_deletes_only_when_told(syncline: Call, collectable: Any) -> None:
+    options = (*collectable.options, "--lease-period", 1)
+    versions = collectable.reader.versions()
+    dry = syncline("gc", *options)
+    assert 0 == dry.code
+    assert "dry run: nothing was deleted; say --delete" in dry.out
+    assert versions == collectable.reader.versions()
+    document = syncline("gc", *options, "--json").document
+    assert (0, collectable.reader.keys.version(1)) == (
+        document["deleted"],
+        next(o["key"] for o in document["unneeded"] if "/versions/" in o["key"]),
+    )
+    ended = syncline("gc", *options, "--delete", "--json")
+    assert (0, len(document["unneeded"]), document["bytes"]) == (
+        ended.code,
+        ended.document["deleted"],
+        ended.document["deleted_bytes"],
+    )
+    assert "waiting 1 s" in ended.err
+    left = collectable.reader.versions()
+    assert left == versions[-len(left) :] and len(left) < len(versions)
+    assert 0 == syncline("verify", "store", *collectable.options, "--deep").code
+    again = syncline("gc", *options)
+    assert "0 objects, 0 B are needed by nobody" in again.out and "dry run" not in again.out
+
+
+def test_gc_keeps_as_many_versions_as_asked(syncline: Call, collectable: Any) -> None:
+    ended = syncline("gc", *collectable.options, "--lease-period", 1, "--keep-versions", 100, "--json")
+    assert [] == [o["key"] for o in ended.document["unneeded"] if "/versions/" in o["key"]]
+
+
+def test_gc_refuses_where_it_cannot_know_what_is_needed(syncline: Call, collectable: Any) -> None:
+    collectable.file(collectable.reader.keys.version(2)).write_bytes(b"{")
+    ended = syncline("gc", *collectable.options, "--lease-period", 1, "--delete")
+    assert 8 == ended.code
+    assert "nothing can be collected in demo/main: version 2 cannot be read" in ended.err
