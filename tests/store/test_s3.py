@@ -20,7 +20,8 @@ from syncline.errors import (
 )
 from syncline.store.base import ObjectInfo
 from syncline.store.retrying import RetryingStore
-from syncline.store.s3 import S3Store, in_key_order, safe_start
+from syncline.store.s3 import S3Store
+from syncline.store.s3_listing import in_key_order, safe_start
 from syncline.store.s3_location import S3Credentials, S3Location
 from syncline.testing.recording_proxy import Answer, Break, RecordingProxy
 from syncline.testing.seaweed import BUCKET, Seaweed
