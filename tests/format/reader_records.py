@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from blake3 import blake3
+
 Check = Callable[[Any], bool]
 
 
@@ -167,8 +169,13 @@ def record(key: str, data: bytes, kind: str, **expected: Any) -> dict[str, Any]:
     except ValueError as problem:
         raise Refused(f"{key}: {problem}") from None
     need(isinstance(value, dict) and value.get("format") == "syncline/1", key, "not of format syncline/1")
+    need(
+        value.get("check") == blake3(canonical(value | {"check": ""})).hexdigest()[:16],
+        key,
+        "does not match its own check",
+    )
     need(depth(value) <= 16, key, "nested too deep")
-    checks = {"format": exactly("syncline/1"), "kind": exactly(kind)} | FIELDS[kind]
+    checks = {"check": hexed(8), "format": exactly("syncline/1"), "kind": exactly(kind)} | FIELDS[kind]
     need(value.keys() == checks.keys(), key, f"fields {sorted(value.keys() ^ checks.keys())} are unknown or missing")
     for field, check in checks.items():
         need(check(value[field]), key, f"field {field} does not hold")

@@ -42,6 +42,10 @@ Step = Annotated[int, Field(ge=0, le=STEP_MAX)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
 
 
+CHECK = "check"
+CHECK_DIGITS = 16
+
+
 def _file_name(name: str) -> str:
     parts = name.split("/")
     if not name or len(name) > 200 or any(p in ("", ".", "..") for p in parts) or "\\" in name or "\0" in name:
@@ -63,9 +67,19 @@ class Record(Part):
 
     max_bytes: ClassVar[int] = RECORD_MAX_BYTES
 
+    def unchecked_bytes(self) -> bytes:
+        """Canonical bytes with an empty `check`: what the check covers."""
+        return canonical.encode(self.model_dump(mode="json") | {CHECK: ""})
+
     def encode(self) -> bytes:
-        """Canonical bytes. FormatInvalid when they exceed the record's bound."""
-        data = canonical.encode(self.model_dump(mode="json"))
+        """Canonical bytes. FormatInvalid when they exceed the record's bound.
+
+        `check` is the start of a BLAKE3 over the rest: a digit that flips on its way still makes valid JSON, and a reader would
+        remember another epoch or lineage.
+        """
+        unchecked = self.unchecked_bytes()
+        check = blake3(unchecked).hexdigest()[:CHECK_DIGITS]
+        data = canonical.encode(self.model_dump(mode="json") | {CHECK: check})
         if len(data) > self.max_bytes:
             raise FormatInvalid(f"a {type(self).__name__} of {len(data)} bytes is beyond {self.max_bytes}")
         return data
@@ -74,12 +88,17 @@ class Record(Part):
     def parse(cls, data: bytes | memoryview, *, what: str) -> Self:
         """Read canonical bytes; FormatInvalid, naming `what`, for anything else."""
         value: Any = canonical.decode(data, max_bytes=cls.max_bytes, what=what)
+        check = value.pop(CHECK, None) if isinstance(value, dict) else None
         try:
             record = cls.model_validate(value)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
             raise FormatInvalid(f"{what} is not a valid {cls.__name__}: {problems}") from error
         if record.encode() != bytes(data):
+            if check != blake3(record.unchecked_bytes()).hexdigest()[:CHECK_DIGITS]:
+                raise FormatInvalid(
+                    f"{what} does not match its own check {check}; read it again or from another source"
+                )
             raise FormatInvalid(f"{what} leaves out fields that every {cls.__name__} has")
         return record
 
@@ -152,7 +171,7 @@ class AnchorBody(Part):
 
 
 class Signature(Part):
-    """A detached signature over the canonical encoding of the manifest whose `signature` is null."""
+    """A detached signature over the canonical encoding of the manifest with `signature` null and `check` empty."""
 
     algorithm: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,32}$")]
     key_id: Annotated[str, StringConstraints(max_length=256)]
@@ -196,7 +215,7 @@ class Manifest(Record):
 
     def signed_bytes(self) -> bytes:
         """What a signature covers."""
-        return self.model_copy(update={"signature": None}).encode()
+        return self.model_copy(update={"signature": None}).unchecked_bytes()
 
     def identity(self) -> str:
         """BLAKE3 of the encoding; names this manifest in other manifests."""
