@@ -1,24 +1,58 @@
-"""What a codec is."""
+"""What a codec is, and what it is given."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-Units = NDArray[np.unsignedinteger]
+from syncline.errors import FrameCorrupt
+
+Units = NDArray[Any]
+"""A flat contiguous row of uint8, uint16, uint32 or uint64."""
+UnitType = np.dtype[Any]
+Positions = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Units at ascending positions of a frame."""
+
+    positions: Positions
+    units: Units
 
 
 @dataclass(frozen=True, slots=True)
 class FrameChange:
-    """One frame before and after: contiguous unit arrays of equal length and width, and where they differ."""
+    """One frame before and after: where it differs, and what stands there."""
 
-    old: Units
-    new: Units
-    positions: NDArray[np.uint32]
+    units: int
+    """Of the whole frame."""
+    positions: Positions
     """Ascending, at least one."""
+    before: Units
+    """Old bits at the positions."""
+    after: Units
+    """New bits at the positions."""
+    whole: Callable[[], Units]
+    """All new bits of the frame. A call, because they must be copied where the frame's rows lie apart and few codecs want them."""
+
+    @classmethod
+    def between(cls, old: Units, new: Units) -> Self:
+        """From two contiguous frames of equal length that differ somewhere."""
+        positions = np.flatnonzero(old != new).astype(np.uint32)
+        return cls(new.size, positions, old[positions], new[positions], lambda: new)
+
+    def head(self, units: int) -> Self:
+        """The change of the frame's first units alone."""
+        if units >= self.units:
+            return self
+        kept = int(np.searchsorted(self.positions, units))
+        parts = (self.positions[:kept], self.before[:kept], self.after[:kept])
+        return type(self)(units, *parts, lambda: self.whole()[:units])
 
 
 class Codec(Protocol):
@@ -34,7 +68,12 @@ class Codec(Protocol):
 
     @property
     def seconds_per_unit(self) -> float:
-        """Rough cost of encode plus decode on one core, for the choice between codecs; bench/codecs.py measures it."""
+        """Cost of encode and decode on one core, a unit of the frame (changed or not)."""
+        ...
+
+    @property
+    def seconds_per_change(self) -> float:
+        """Cost of encode and decode on one core, a changed unit. `python -m bench codecs` measures both."""
         ...
 
     def encode(self, change: FrameChange) -> bytes:
@@ -48,3 +87,16 @@ class Codec(Protocol):
         outside it was written.
         """
         ...
+
+    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed | None:
+        """The new bits and where they go in a frame of `units`, for a codec that tells without the base; None for one that does not.
+
+        FrameCorrupt as in `decode`, except that the caller must check that every unit differs from the base (`check_moved`).
+        """
+        ...
+
+
+def check_moved(base: Units, new: Units) -> None:
+    """FrameCorrupt unless every new unit differs from what the base holds at its place."""
+    if np.any(base == new):
+        raise FrameCorrupt("a unit already holds its new bits: wrong base or wrong frame")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline.codecs.base import FrameChange, Units
+from syncline.codecs.base import FrameChange, Placed, Units, UnitType
 from syncline.errors import FrameCorrupt
 from syncline.wire.limits import CODEC_RAW
 
@@ -17,10 +17,11 @@ class RawCodec:
 
     id: int = CODEC_RAW
     name: str = "raw"
-    seconds_per_unit: float = 1e-9
+    seconds_per_unit: float = 1.5e-9
+    seconds_per_change: float = 0.0
 
     def encode(self, change: FrameChange) -> bytes:
-        return change.new.tobytes()
+        return change.whole().tobytes()
 
     def decode(self, payload: memoryview, frame: Units, *, changed: int) -> None:
         if len(payload) != frame.nbytes:
@@ -32,3 +33,6 @@ class RawCodec:
                 f"raw: {found} units differ from the base, {changed} were promised: wrong base or wrong frame"
             )
         frame[:] = new
+
+    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed | None:
+        return None

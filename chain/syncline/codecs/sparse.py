@@ -6,57 +6,20 @@ A plane expands to c bytes, one a changed unit in position order. Gaps: the firs
 minus 1; a gap g is g // 255 bytes of 255 and one byte g % 255. Splitting planes is what lets zstd see that signs and exponents repeat.
 """
 
-# pyright: basic
-# compiled functions have no annotations: numba infers their types at the call
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.codecs.base import FrameChange, Units
+from syncline.codecs.base import FrameChange, Placed, Units, UnitType, check_moved
 from syncline.codecs.compressed import zstd_compress, zstd_expand
 from syncline.errors import FrameCorrupt
+from syncline.kernels.gaps import max_bytes, read_gaps, write_gaps
 from syncline.wire.limits import CODEC_SPARSE
 
-
-@nb.njit(nogil=True, cache=True)
-def _write_gaps(positions, out):
-    at = 0
-    expected = np.int64(0)
-    for i in range(positions.size):
-        gap = np.int64(positions[i]) - expected
-        expected = np.int64(positions[i]) + 1
-        while gap >= 255:
-            out[at] = 255
-            at += 1
-            gap -= 255
-        out[at] = gap
-        at += 1
-    return at
-
-
-@nb.njit(nogil=True, cache=True)
-def _read_gaps(gaps, units, out):
-    """Number of positions, or -1 when they do not fit."""
-    found = 0
-    position = np.int64(0)
-    for i in range(gaps.size):
-        position += gaps[i]
-        if gaps[i] < 255:
-            if position >= units or found >= out.size:
-                return -1
-            out[found] = position
-            found += 1
-            position += 1
-        elif position > units:
-            return -1
-    if gaps.size > 0 and gaps[gaps.size - 1] == 255:
-        return -1
-    return found
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +28,41 @@ class SparseCodec:
 
     id: int = CODEC_SPARSE
     name: str = "sparse"
-    seconds_per_unit: float = 1e-9
+    seconds_per_unit: float = 0.0
+    seconds_per_change: float = 3e-8
 
     def encode(self, change: FrameChange) -> bytes:
-        positions = change.positions
-        gaps = np.empty(positions.size + change.new.size // 255 + 1, np.uint8)
-        gaps = gaps[: _write_gaps(positions, gaps)]
-        values = np.ascontiguousarray(change.new[positions])
-        planes = values.view(np.uint8).reshape(-1, values.itemsize)
+        by_byte = change.after.view(np.uint8).reshape(change.positions.size, -1)
         out = bytearray()
-        for part in (gaps, *(np.ascontiguousarray(planes[:, k]) for k in range(values.itemsize))):
-            _put_part(out, part)
+        for part in (write_gaps(change.positions), *by_byte.T):
+            _put_part(out, part.tobytes())
         return bytes(out)
 
     def decode(self, payload: memoryview, frame: Units, *, changed: int) -> None:
-        width = frame.itemsize
-        gaps, at = _take_part(payload, 0, at_most=changed + frame.size // 255 + 1)
-        planes = np.empty((changed, width), np.uint8)
-        for k in range(width):
+        placed = self.place(payload, units=frame.size, dtype=frame.dtype, changed=changed)
+        check_moved(frame[placed.positions], placed.units)
+        frame[placed.positions] = placed.units
+
+    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed:
+        if not 1 <= changed <= units:
+            raise FrameCorrupt(f"sparse: {changed} changes in a frame of {units} units")
+        gaps, at = _take_part(payload, 0, at_most=max_bytes(changed, units))
+        new = np.empty(changed, dtype)
+        by_byte = new.view(np.uint8).reshape(changed, dtype.itemsize)
+        for k in range(dtype.itemsize):
             plane, at = _take_part(payload, at, at_most=changed)
             if plane.size != changed:
                 raise FrameCorrupt(f"sparse: a plane of {plane.size} bytes for {changed} changes")
-            planes[:, k] = plane
+            by_byte[:, k] = plane
         if at != len(payload):
             raise FrameCorrupt("sparse: bytes behind the last plane")
-        positions = np.empty(changed, np.uint32)
-        if _read_gaps(gaps, frame.size, positions) != changed:
-            raise FrameCorrupt(f"sparse: gaps do not name {changed} positions inside a frame of {frame.size}")
-        new = planes.reshape(-1).view(frame.dtype)
-        if np.any(frame[positions] == new):
-            raise FrameCorrupt("sparse: a unit already holds its new bits: wrong base or wrong frame")
-        frame[positions] = new
+        positions = read_gaps(gaps, changed=changed, units=units)
+        if positions is None:
+            raise FrameCorrupt(f"sparse: gaps do not name {changed} positions inside a frame of {units}")
+        return Placed(positions, new)
 
 
-def _put_part(out: bytearray, part: NDArray[np.uint8]) -> None:
-    data = part.tobytes()
+def _put_part(out: bytearray, data: bytes) -> None:
     packed = zstd_compress(data)
     small = len(packed) < len(data)
     value = 2 * len(packed if small else data) + small
@@ -110,7 +73,7 @@ def _put_part(out: bytearray, part: NDArray[np.uint8]) -> None:
     out += packed if small else data
 
 
-def _take_part(payload: memoryview, at: int, *, at_most: int) -> tuple[NDArray[np.uint8], int]:
+def _take_part(payload: memoryview, at: int, *, at_most: int) -> tuple[Bytes, int]:
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(payload):

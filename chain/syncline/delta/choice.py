@@ -10,6 +10,8 @@ from syncline.codecs.registry import CODECS, codec_named
 from syncline.wire.limits import CODEC_RAW
 
 PILOT_FRAMES = 3
+PILOT_UNITS = 1 << 16
+"""Of each pilot frame: a change's cost is told by a few hundred changes as well as by ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,24 @@ class CodecChoice:
         if self.forced is not None:
             return codec_named(self.forced)
         pilot = pilot[:PILOT_FRAMES]
-        units = sum(change.new.size for change in pilot)
+        units = sum(change.units for change in pilot)
         changed = sum(change.positions.size for change in pilot)
         if changed >= self.dense_ratio * units:
             return CODECS[CODEC_RAW]
+        heads = [change.head(PILOT_UNITS) for change in pilot]
+        sample = [head for head in heads if head.positions.size] or [pilot[0]]
+        units = sum(change.units for change in sample)
+        changed = sum(change.positions.size for change in sample)
 
-        def cost(codec: Codec) -> float:
-            payload = sum(len(codec.encode(change)) for change in pilot)
-            return payload / self.link_bytes_per_second + units * codec.seconds_per_unit
+        def seconds(codec: Codec) -> float:
+            return units * codec.seconds_per_unit + changed * codec.seconds_per_change
 
         # raw always loses below the dense threshold; leaving it out saves a copy of every pilot frame
-        return min((c for c in CODECS.values() if c.id != CODEC_RAW), key=cost)
+        best, least = CODECS[CODEC_RAW], float("inf")
+        for codec in sorted((c for c in CODECS.values() if c.id != CODEC_RAW), key=seconds):
+            if seconds(codec) >= least:
+                break  # its time alone costs more than the best does with its bytes
+            cost = seconds(codec) + sum(len(codec.encode(change)) for change in sample) / self.link_bytes_per_second
+            if cost < least:
+                best, least = codec, cost
+        return best

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from syncline.codecs.base import Codec, FrameChange
-from syncline.delta.choice import CodecChoice
+from syncline.delta.choice import PILOT_FRAMES, CodecChoice
 from syncline.delta.parallel import in_order
 from syncline.delta.sums import count_nonfinite
 from syncline.errors import LayoutRefused
+from syncline.kernels import frames as kernels
 from syncline.kernels.digest import change_digest
-from syncline.kernels.frames import changed_positions, view
 from syncline.wire.chunk import Chunk, EncodedFrame, Section, pack
 from syncline.wire.digest import Digest, seeds, total
 from syncline.wire.limits import CHUNK_TARGET_BYTES
 from syncline.wire.records import ChunkRef, Statistics
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline.wire.tiling import Tiling
+from syncline.wire.tiling import FrameGrid, Tiling
 
 Units = NDArray[np.unsignedinteger]
 
-BATCH_FRAMES = 32
-"""Frames compared and encoded before the next are looked at: at most 32 * 2^20 units of scratch where frames are strided."""
+BATCH_FRAMES = 64
+"""Frames whose payloads are held before they go to a chunk, at most. Scratch is held a thread, not a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,60 @@ class _Totals:
     tensors: int = 0
     frames: int = 0
     nonfinite: int = 0
-    codecs: dict[str, int] = field(default_factory=dict)
+    codecs: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
     index: int
     change: FrameChange
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    frame: EncodedFrame
     digest_change: Digest
+    nonfinite: int
+
+
+class _TensorCoder:
+    """The work on one frame, as an executor's threads run it. Scratch lives as long as one call."""
+
+    def __init__(self, spec: TensorSpec, grid: FrameGrid, old: Units, new: Units) -> None:
+        self.grid = grid
+        self._spec = spec
+        self._seed = seeds(spec.name)
+        self._old = old
+        self._new = new
+
+    def compare(self, index: int) -> _Compared | None:
+        frame = self.grid.frame(index)
+        found = kernels.difference(self._old, self._new, frame)
+        if found.positions.size == 0:
+            return None
+        return _Compared(index, FrameChange(frame.units, *found.parts, partial(kernels.view, self._new, frame)))
+
+    def code(self, codec: Codec, compared: _Compared) -> _Coded:
+        change = compared.change
+        frame = self.grid.frame(compared.index)
+        return _Coded(
+            EncodedFrame(compared.index, int(change.positions.size), codec.encode(change)),
+            change_digest(frame, change.positions, change.before, change.after, self._seed),
+            count_nonfinite(self._spec, change.after),
+        )
+
+    def compare_and_code(self, codec: Codec, index: int) -> _Coded | None:
+        compared = self.compare(index)
+        return None if compared is None else self.code(codec, compared)
+
+
+def _batches(count: int) -> Iterator[range]:
+    """Frame indices, the first few apart: their changes are held while the codec is chosen from them."""
+    size = PILOT_FRAMES
+    at = 0
+    while at < count:
+        yield range(at, min(at + size, count))
+        at, size = at + size, BATCH_FRAMES
 
 
 class DeltaEncoder:
@@ -101,37 +147,27 @@ class DeltaEncoder:
         spec = self._table.tensors[tensor]
         _check_view(spec, old)
         _check_view(spec, new)
-        grid = spec.grid(self._tiling)
-        seed = seeds(spec.name)
-
-        def compare(index: int) -> _Compared | None:
-            frame = grid.frame(index)
-            before, after = view(old, frame), view(new, frame)
-            positions = changed_positions(before, after)
-            if positions.size == 0:
-                return None
-            moved = change_digest(frame, positions, before[positions], after[positions], seed)
-            return _Compared(index, FrameChange(before, after, positions), moved)
-
+        coder = _TensorCoder(spec, spec.grid(self._tiling), old, new)
         codec: Codec | None = None
         changed = nonfinite = 0
         digest_change = Digest()
-        indices = iter(range(grid.count))
-        while batch := list(islice(indices, BATCH_FRAMES)):
-            found = [c for c in in_order(self._executor, compare, batch) if c is not None]
-            if not found:
-                continue
+        for batch in _batches(coder.grid.count):
             if codec is None:
-                codec = self._choice.choose([c.change for c in found])
-            encode = codec.encode
-            payloads = in_order(self._executor, lambda c: encode(c.change), found)  # noqa: B023 - consumed below, in this turn
-            for compared, payload in zip(found, payloads, strict=True):
-                count = int(compared.change.positions.size)
-                self._packer.add(tensor, codec.id, EncodedFrame(compared.index, count, payload))
-                changed += count
-                nonfinite += count_nonfinite(spec, compared.change.new[compared.change.positions])
-                self._totals.frames += 1
-            digest_change = total([digest_change, *(c.digest_change for c in found)])
+                compared = [c for c in in_order(self._executor, coder.compare, batch) if c is not None]
+                if not compared:
+                    continue
+                codec = self._choice.choose([c.change for c in compared])
+                coded = list(in_order(self._executor, partial(coder.code, codec), compared))
+            else:
+                coded = [
+                    c for c in in_order(self._executor, partial(coder.compare_and_code, codec), batch) if c is not None
+                ]
+            for part in coded:
+                self._packer.add(tensor, codec.id, part.frame)
+                changed += part.frame.changed
+                nonfinite += part.nonfinite
+            digest_change = total([digest_change, *(part.digest_change for part in coded)])
+            self._totals.frames += len(coded)
         if codec is not None:
             self._totals.changed += changed
             self._totals.tensors += 1
@@ -216,6 +252,3 @@ def check_views(spec: TensorSpec, *views: Units) -> None:
     """LayoutRefused, naming the tensor, unless each is a flat unit view of it."""
     for flat in views:
         _check_view(spec, flat)
-
-
-__all__: Sequence[str] = ("DeltaEncoder", "EncodedDelta", "TensorChange", "check_views")

@@ -40,7 +40,9 @@ class Delta:
         for name, data in chunks:
             chunk = parse(memoryview(data), what=f"chunk {name}")
             if chunk.tables:
-                raise FormatInvalid(f"chunk {name} has a table for codec {chunk.tables[0].codec}; no codec here takes one")
+                raise FormatInvalid(
+                    f"chunk {name} has a table for codec {chunk.tables[0].codec}; no codec here takes one"
+                )
             for section in chunk.sections:
                 if section.tensor >= len(table.tensors):
                     raise FormatInvalid(f"chunk {name} names tensor {section.tensor} of {len(table.tensors)}")

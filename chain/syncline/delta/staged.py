@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.codecs.base import check_moved
 from syncline.delta.encode import check_views
 from syncline.delta.parallel import in_order
-from syncline.delta.parsed import Delta
+from syncline.delta.parsed import CodedFrame, Delta
 from syncline.errors import FrameCorrupt
 from syncline.kernels import frames as kernels
 from syncline.kernels.digest import change_digest
 from syncline.wire.digest import Digest, seeds, total
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline.wire.tiling import FrameGrid, Tiling
+from syncline.wire.tiling import Frame, FrameGrid, Tiling
 
 Units = NDArray[np.unsignedinteger]
 
@@ -74,22 +75,18 @@ def stage_tensor(
     spec = table.tensors[tensor]
     check_views(spec, live)
     grid = spec.grid(tiling)
+    seed = seeds(spec.name)
     layers = [delta.frames(tensor) for delta in deltas]
 
     def stage(index: int) -> tuple[StagedFrame, Digest] | None:
-        before = kernels.view(live, grid.frame(index))
-        scratch = before.copy()
-        for layer in layers:
-            coded = layer.get(index)
-            if coded is None:
-                continue
-            try:
-                coded.codec.decode(memoryview(coded.frame.payload), scratch, changed=coded.frame.changed)
-            except FrameCorrupt as error:
-                raise FrameCorrupt(
-                    f"frame {index} of {spec.name}: {error}; fetch the chunk again, or check the base"
-                ) from error
-        return _difference(spec, grid, index, before, scratch)
+        row = [layer[index] for layer in layers if index in layer]
+        try:
+            staged = _decode(index, grid.frame(index), live, row)
+        except FrameCorrupt as error:
+            raise FrameCorrupt(
+                f"frame {index} of {spec.name}: {error}; fetch the chunk again, or check the base"
+            ) from error
+        return _with_digest(grid, staged, seed)
 
     return _collect(tensor, in_order(executor, stage, sorted({index for layer in layers for index in layer})))
 
@@ -100,10 +97,11 @@ def stage_whole(
     """Stage what differs between live weights and whole new ones (from a checkpoint); both are only read."""
     check_views(spec, live, new)
     grid = spec.grid(tiling)
+    seed = seeds(spec.name)
 
     def stage(index: int) -> tuple[StagedFrame, Digest] | None:
-        frame = grid.frame(index)
-        return _difference(spec, grid, index, kernels.view(live, frame), kernels.view(new, frame))
+        found = kernels.difference(live, new, grid.frame(index))
+        return _with_digest(grid, StagedFrame(index, found.positions, found.new, found.old), seed)
 
     return _collect(tensor, in_order(executor, stage, range(grid.count)))
 
@@ -124,16 +122,29 @@ def read_back(spec: TensorSpec, tiling: Tiling, live: Units, staged: StagedTenso
     )
 
 
-def _difference(
-    spec: TensorSpec, grid: FrameGrid, index: int, before: Units, after: Units
-) -> tuple[StagedFrame, Digest] | None:
-    positions = kernels.changed_positions(before, after)
-    if positions.size == 0:
+def _decode(index: int, frame: Frame, live: Units, row: Sequence[CodedFrame]) -> StagedFrame:
+    """One frame of each delta in a row, against the live frame."""
+    if len(row) == 1:
+        only = row[0]
+        # Absolute bits need no scratch: the work is one touch a change, not a copy and a comparison of the frame.
+        payload = memoryview(only.frame.payload)
+        placed = only.codec.place(payload, units=frame.units, dtype=live.dtype, changed=only.frame.changed)
+        if placed is not None:
+            old = kernels.take(live, frame, placed.positions)
+            check_moved(old, placed.units)
+            return StagedFrame(index, placed.positions, placed.units, old)
+    before = kernels.view(live, frame)
+    scratch = before.copy()
+    for coded in row:
+        coded.codec.decode(memoryview(coded.frame.payload), scratch, changed=coded.frame.changed)
+    found = kernels.contiguous_difference(before, scratch)
+    return StagedFrame(index, found.positions, found.new, found.old)
+
+
+def _with_digest(grid: FrameGrid, staged: StagedFrame, seed: tuple[int, int]) -> tuple[StagedFrame, Digest] | None:
+    if staged.positions.size == 0:
         return None
-    old, new = before[positions], after[positions]
-    return StagedFrame(index, positions, new, old), change_digest(
-        grid.frame(index), positions, old, new, seeds(spec.name)
-    )
+    return staged, change_digest(grid.frame(staged.frame), staged.positions, staged.old, staged.new, seed)
 
 
 def _collect(tensor: int, results: Iterable[tuple[StagedFrame, Digest] | None]) -> StagedTensor:

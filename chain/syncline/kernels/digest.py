@@ -9,6 +9,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.kernels.compiling import INT, U32, Signature, array, compiled
 from syncline.wire import digest as wire
 from syncline.wire.digest import MASK32, MASK64, Digest
 from syncline.wire.tiling import Frame
@@ -21,6 +22,39 @@ _H1, _H2 = np.uint32(wire.H1), np.uint32(wire.H2)
 _M1, _M2 = np.uint32(wire.M1), np.uint32(wire.M2)
 
 
+def digest_units(flat: Units, seed: tuple[int, int], *, start: int = 0) -> Digest:
+    """Digest of a flat contiguous unit view whose first unit stands at position `start` of its tensor."""
+    words = flat.view(np.uint32) if flat.itemsize == 8 else flat
+    at = 2 * start if flat.itemsize == 8 else start
+    kernel = _sum_words(words.dtype)
+    lane1 = lane2 = done = 0
+    while done < words.size:
+        low, high = (at + done) & MASK32, (at + done) >> 32
+        # The high half of the position is folded into the seeds, so it must not change within a call.
+        count = min(words.size - done, MASK32 + 1 - low)
+        s1, s2 = (seed[0] + high * wire.H1) & MASK32, (seed[1] + high * wire.H2) & MASK32
+        part1, part2 = kernel(words[done : done + count], np.uint32(low), np.uint32(s1), np.uint32(s2))
+        lane1, lane2, done = lane1 + int(part1), lane2 + int(part2), done + count
+    return Digest(lane1 & MASK64, lane2 & MASK64)
+
+
+def change_digest(frame: Frame, positions: NDArray[np.uint32], old: Units, new: Units, seed: tuple[int, int]) -> Digest:
+    """What changing `old` to `new` at ascending frame-relative `positions` adds to the tensor's digest."""
+    if not old.size == new.size == positions.size:
+        raise IndexError(f"{old.size} old and {new.size} new units for {positions.size} positions")
+    geometry = (frame.base, max(frame.length, 1), frame.stride)
+    s1, s2 = np.uint32(seed[0]), np.uint32(seed[1])
+    if new.itemsize < 8:
+        lane1, lane2 = _sum_changes(new.dtype)(positions, old, new, *geometry, 1, 0, s1, s2)
+        return Digest(int(lane1), int(lane2))
+    result = Digest()
+    for half in (0, 1):
+        words = [np.ascontiguousarray(a.view(np.uint32)[half::2]) for a in (old, new)]
+        lane1, lane2 = _sum_changes(words[0].dtype)(positions, *words, *geometry, 2, half, s1, s2)
+        result = result + Digest(int(lane1), int(lane2))
+    return result
+
+
 @nb.njit(inline="always")
 def _mix(x, multiplier):
     x = np.uint32(x ^ (x >> np.uint32(16)))
@@ -28,8 +62,7 @@ def _mix(x, multiplier):
     return np.uint32(x ^ (x >> np.uint32(15)))
 
 
-@nb.njit(nogil=True, cache=True)
-def _sum_words(words, low, s1, s2):
+def _sum_words_kernel(words, low, s1, s2):
     lane1 = np.uint64(0)
     lane2 = np.uint64(0)
     for i in range(words.size):
@@ -42,53 +75,51 @@ def _sum_words(words, low, s1, s2):
     return lane1, lane2
 
 
-@nb.njit(nogil=True, cache=True)
-def _sum_changes(positions, old, new, base, length, stride, scale, shift, s1, s2):
+@nb.njit(inline="always")
+def _moved(place, old, new, scale, shift, s1, s2):
+    p = np.uint64(place * scale + shift)
+    low = np.uint32(p)
+    high = np.uint32(p >> np.uint64(32))
+    t1 = np.uint32(np.uint32(low * _A1) + np.uint32(high * _H1) + s1)
+    t2 = np.uint32(np.uint32(low * _A2) + np.uint32(high * _H2) + s2)
+    x1 = _mix(np.uint32(t1 + np.uint32(np.uint32(new) * _B1)), _M1)
+    x2 = _mix(np.uint32(t2 + np.uint32(np.uint32(new) * _B2)), _M2)
+    y1 = _mix(np.uint32(t1 + np.uint32(np.uint32(old) * _B1)), _M1)
+    y2 = _mix(np.uint32(t2 + np.uint32(np.uint32(old) * _B2)), _M2)
+    lane1 = ((np.uint64(x2) << np.uint64(32)) | np.uint64(x1)) - ((np.uint64(y2) << np.uint64(32)) | np.uint64(y1))
+    return lane1, np.uint64(x1) * np.uint64(x2) - np.uint64(y1) * np.uint64(y2)
+
+
+def _sum_changes_kernel(positions, old, new, base, length, stride, scale, shift, s1, s2):
     lane1 = np.uint64(0)
     lane2 = np.uint64(0)
+    if (
+        positions.size == 0 or positions[positions.size - 1] < length
+    ):  # one run: nothing to follow, so this loop vectorises
+        for i in range(positions.size):
+            part1, part2 = _moved(base + np.int64(positions[i]), old[i], new[i], scale, shift, s1, s2)
+            lane1 += part1
+            lane2 += part2
+        return lane1, lane2
+    start, end, row = 0, length, base
     for i in range(positions.size):
         q = np.int64(positions[i])
-        p = np.uint64((base + q // length * stride + q % length) * scale + shift)
-        low = np.uint32(p)
-        high = np.uint32(p >> np.uint64(32))
-        t1 = np.uint32(np.uint32(low * _A1) + np.uint32(high * _H1) + s1)
-        t2 = np.uint32(np.uint32(low * _A2) + np.uint32(high * _H2) + s2)
-        x1 = _mix(np.uint32(t1 + np.uint32(np.uint32(new[i]) * _B1)), _M1)
-        x2 = _mix(np.uint32(t2 + np.uint32(np.uint32(new[i]) * _B2)), _M2)
-        y1 = _mix(np.uint32(t1 + np.uint32(np.uint32(old[i]) * _B1)), _M1)
-        y2 = _mix(np.uint32(t2 + np.uint32(np.uint32(old[i]) * _B2)), _M2)
-        lane1 += ((np.uint64(x2) << np.uint64(32)) | np.uint64(x1)) - ((np.uint64(y2) << np.uint64(32)) | np.uint64(y1))
-        lane2 += np.uint64(x1) * np.uint64(x2) - np.uint64(y1) * np.uint64(y2)
+        if q >= end:
+            run = q // length
+            start, end, row = run * length, (run + 1) * length, base + run * stride
+        part1, part2 = _moved(row + q - start, old[i], new[i], scale, shift, s1, s2)
+        lane1 += part1
+        lane2 += part2
     return lane1, lane2
 
 
-def digest_units(flat: Units, seed: tuple[int, int], *, start: int = 0) -> Digest:
-    """Digest of a flat contiguous unit view whose first unit stands at position `start` of its tensor."""
-    words = flat.view(np.uint32) if flat.itemsize == 8 else flat
-    at = 2 * start if flat.itemsize == 8 else start
-    lane1 = lane2 = done = 0
-    while done < words.size:
-        low, high = (at + done) & MASK32, (at + done) >> 32
-        count = min(
-            words.size - done, MASK32 + 1 - low
-        )  # the high half is folded into the seeds, so it must not change
-        s1 = np.uint32((seed[0] + high * wire.H1) & MASK32)
-        s2 = np.uint32((seed[1] + high * wire.H2) & MASK32)
-        part1, part2 = _sum_words(words[done : done + count], np.uint32(low), s1, s2)
-        lane1, lane2, done = lane1 + int(part1), lane2 + int(part2), done + count
-    return Digest(lane1 & MASK64, lane2 & MASK64)
+def _of_words(word) -> Signature:
+    return (array(word), U32, U32, U32)
 
 
-def change_digest(frame: Frame, positions: NDArray[np.uint32], old: Units, new: Units, seed: tuple[int, int]) -> Digest:
-    """What changing `old` to `new` at frame-relative `positions` adds to the tensor's digest."""
-    s1, s2 = np.uint32(seed[0]), np.uint32(seed[1])
-    geometry = (frame.base, max(frame.length, 1), frame.stride)
-    if new.itemsize < 8:
-        lane1, lane2 = _sum_changes(positions, old, new, *geometry, 1, 0, s1, s2)
-        return Digest(int(lane1), int(lane2))
-    result = Digest()
-    for half in (0, 1):
-        words = [np.ascontiguousarray(a.view(np.uint32)[half::2]) for a in (old, new)]
-        lane1, lane2 = _sum_changes(positions, *words, *geometry, 2, half, s1, s2)
-        result = result + Digest(int(lane1), int(lane2))
-    return result
+def _of_changes(word) -> Signature:
+    return (array(U32), array(word), array(word), INT, INT, INT, INT, INT, U32, U32)
+
+
+_sum_words = compiled(_sum_words_kernel, _of_words)
+_sum_changes = compiled(_sum_changes_kernel, _of_changes)

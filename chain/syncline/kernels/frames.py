@@ -1,67 +1,46 @@
-"""Frames in and out of tensors: gather, compare, scatter, read back (geometry: wire.tiling)."""
+"""Frames in and out of tensors: compare, take, scatter, read back (geometry: wire.tiling).
+
+Positions ascend, so the loops walk a frame's runs beside them and divide once a run, not once a position.
+"""
 
 # pyright: basic
 # compiled functions have no annotations: numba infers their types at the call
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.kernels.compiling import INT, U32, U64, Signature, array, compiled
 from syncline.wire.tiling import Frame
 
 Units = NDArray[np.unsignedinteger]
 Positions = NDArray[np.uint32]
 
-_BLOCK = 64
-"""Units compared at once: about one change a block where one percent changed, and a cache line or two."""
+_BLOCK = 8
+"""Words of 8 bytes compared at once: a cache line, so that one vector test skips what did not change."""
+_WORD = np.dtype(np.uint64)
 
 
-@nb.njit(nogil=True, cache=True)
-def _changed(old, new, out):
-    found = 0
-    whole = old.size // _BLOCK * _BLOCK
-    for start in range(0, whole, _BLOCK):
-        differs = old[start] ^ old[start]
-        for j in range(_BLOCK):
-            differs |= old[start + j] ^ new[start + j]
-        if differs:
-            for j in range(_BLOCK):
-                out[found] = start + j
-                found += old[start + j] != new[start + j]
-    for i in range(whole, old.size):
-        out[found] = i
-        found += old[i] != new[i]
-    return found
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Ascending frame-relative positions where a frame differs, and the units there before and after."""
 
+    positions: Positions
+    old: Units
+    new: Units
 
-@nb.njit(nogil=True, cache=True)
-def _count(old, new):
-    found = 0
-    for i in range(old.size):
-        found += old[i] != new[i]
-    return found
-
-
-@nb.njit(nogil=True, cache=True)
-def _scatter(flat, positions, values, base, length, stride):
-    for i in range(positions.size):
-        q = np.int64(positions[i])
-        flat[base + q // length * stride + q % length] = values[i]
-
-
-@nb.njit(nogil=True, cache=True)
-def _matches(flat, positions, values, base, length, stride):
-    same = True
-    for i in range(positions.size):
-        q = np.int64(positions[i])
-        same &= flat[base + q // length * stride + q % length] == values[i]
-    return same
+    @property
+    def parts(self) -> tuple[Positions, Units, Units]:
+        return self.positions, self.old, self.new
 
 
 def view(flat: Units, frame: Frame) -> Units:
     """The frame's units, contiguous: a view where the frame is one run, else a copy."""
+    _check_inside(flat, frame)
     if frame.runs == 1:
         return flat[frame.base : frame.base + frame.length]
     rows = np.lib.stride_tricks.as_strided(
@@ -70,34 +49,170 @@ def view(flat: Units, frame: Frame) -> Units:
         strides=(frame.stride * flat.itemsize, flat.itemsize),
         writeable=False,
     )
-    return rows.reshape(-1)
+    return np.ascontiguousarray(rows).reshape(-1)  # rows of one unit would reshape to a view with gaps
 
 
-def changed_positions(old: Units, new: Units) -> Positions:
-    """Ascending positions where two contiguous frames differ."""
-    scratch = np.empty(old.size + 1, np.uint32)  # one more: the fill writes before it knows whether to keep
-    return scratch[: _changed(old, new, scratch)].copy()
+def difference(old: Units, new: Units, frame: Frame) -> Difference:
+    """Where two tensors differ inside a frame."""
+    lanes = 8 // old.itemsize
+    if frame.runs == 1 or any(n % lanes for n in (frame.base, frame.length, frame.stride, old.size, new.size)):
+        return contiguous_difference(view(old, frame), view(new, frame))
+    _check_inside(old, frame)
+    _check_inside(new, frame)
+    geometry = (frame.base // lanes, frame.runs, frame.length // lanes, frame.stride // lanes)
+    return _differing(old, new, geometry)
 
 
-def count_changed(old: Units, new: Units) -> int:
-    """How many units differ."""
-    return int(_count(old, new))
+def contiguous_difference(old: Units, new: Units) -> Difference:
+    """Where two contiguous frames differ."""
+    if old.size != new.size or old.dtype != new.dtype:
+        raise IndexError(f"frames of {old.size} {old.dtype} and {new.size} {new.dtype} do not compare")
+    lanes = 8 // old.itemsize
+    whole = old.size // lanes * lanes
+    found = _differing(old[:whole], new[:whole], (0, 1, whole // lanes, 0))
+    rest = np.flatnonzero(old[whole:] != new[whole:]) + whole
+    if rest.size == 0:
+        return found
+    tail = (rest.astype(np.uint32), old[rest], new[rest])
+    return Difference(*(np.concatenate(parts) for parts in zip(found.parts, tail, strict=True)))
+
+
+def take(flat: Units, frame: Frame, positions: Positions) -> Units:
+    """The units at ascending frame-relative positions."""
+    _check(flat, frame, positions)
+    out = np.empty(positions.size, flat.dtype)
+    _take(flat.dtype)(flat, positions, out, frame.base, frame.length, frame.stride)
+    return out
 
 
 def scatter(flat: Units, frame: Frame, positions: Positions, values: Units) -> None:
-    """Write absolute bits at frame-relative positions of a tensor."""
-    _check(flat, frame, positions)
-    _scatter(flat, positions, values, frame.base, frame.length, frame.stride)
+    """Write absolute bits at ascending frame-relative positions of a tensor."""
+    _check(flat, frame, positions, values)
+    _scatter(flat.dtype)(flat, positions, values, frame.base, frame.length, frame.stride)
 
 
 def matches(flat: Units, frame: Frame, positions: Positions, values: Units) -> bool:
-    """Whether the tensor holds `values` at the positions."""
-    _check(flat, frame, positions)
-    return bool(_matches(flat, positions, values, frame.base, frame.length, frame.stride))
+    """Whether the tensor holds `values` at the ascending positions."""
+    _check(flat, frame, positions, values)
+    return bool(_matches(flat.dtype)(flat, positions, values, frame.base, frame.length, frame.stride))
 
 
-def _check(flat: Units, frame: Frame, positions: Positions) -> None:
-    # The compiled loops do not check bounds; one comparison here keeps a wrong geometry from writing elsewhere.
-    last = frame.offset(frame.units - 1)
-    if last >= flat.size or (positions.size and int(positions[-1]) >= frame.units):
-        raise IndexError(f"frame of {frame.units} units up to offset {last} does not fit a tensor of {flat.size}")
+def _differing(old: Units, new: Units, geometry: tuple[int, int, int, int]) -> Difference:
+    _, runs, length, _ = geometry
+    unit = old.dtype
+    lanes = 8 // unit.itemsize
+    # One more than can differ: the fill writes before it knows whether to keep. Pages that it does not reach cost nothing.
+    scratch = [np.empty(runs * length * lanes + 1, dtype) for dtype in (np.uint32, unit, unit)]
+    count = _diff[lanes](unit)(old.view(_WORD), new.view(_WORD), *geometry, *scratch)
+    return Difference(*(part[:count].copy() for part in scratch))
+
+
+def _check(flat: Units, frame: Frame, positions: Positions, values: Units | None = None) -> None:
+    # The compiled loops do not check bounds; a few comparisons here keep a wrong geometry from writing elsewhere.
+    _check_inside(flat, frame)
+    if positions.size and int(positions[-1]) >= frame.units:
+        raise IndexError(f"position {positions[-1]} is outside a frame of {frame.units} units")
+    if values is not None and (values.size != positions.size or values.dtype != flat.dtype):
+        raise IndexError(f"{values.size} values of {values.dtype} for {positions.size} positions of {flat.dtype}")
+
+
+def _check_inside(flat: Units, frame: Frame) -> None:
+    if frame.units and frame.offset(frame.units - 1) >= flat.size:
+        raise IndexError(f"{frame} does not fit a tensor of {flat.size} units")
+
+
+def _diff_kernel(lanes: int):
+    """The loop for words of so many units; a constant, so that the walk over a changed word unrolls."""
+    bits = 64 // lanes
+    mask = np.uint64((1 << bits) - 1)
+
+    @nb.njit(inline="always")
+    def units_of(word_old, word_new, at, found, positions, before, after):
+        for lane in range(lanes):  # writes always, moves on at a change: no branch to guess
+            unit_old = (word_old >> np.uint64(bits * lane)) & mask
+            unit_new = (word_new >> np.uint64(bits * lane)) & mask
+            positions[found] = at + lane
+            before[found] = unit_old
+            after[found] = unit_new
+            found += unit_old != unit_new
+        return found
+
+    def kernel(old, new, base, runs, length, stride, positions, before, after):
+        found = 0
+        blocks = length // _BLOCK * _BLOCK
+        for run in range(runs):
+            row_old = old[base + run * stride : base + run * stride + length]
+            row_new = new[base + run * stride : base + run * stride + length]
+            first = run * length
+            for start in range(0, blocks, _BLOCK):
+                differs = np.uint64(0)
+                for j in range(_BLOCK):
+                    differs |= row_old[start + j] ^ row_new[start + j]
+                if differs == 0:
+                    continue
+                for j in range(_BLOCK):
+                    a, b = row_old[start + j], row_new[start + j]
+                    if a != b:
+                        found = units_of(a, b, (first + start + j) * lanes, found, positions, before, after)
+            for j in range(blocks, length):
+                a, b = row_old[j], row_new[j]
+                if a != b:
+                    found = units_of(a, b, (first + j) * lanes, found, positions, before, after)
+        return found
+
+    return kernel
+
+
+def _take_kernel(flat, positions, out, base, length, stride):
+    start, end, row = 0, length, base
+    for i in range(positions.size):
+        q = np.int64(positions[i])
+        if q >= end:
+            run = q // length
+            start, end, row = run * length, (run + 1) * length, base + run * stride
+        out[i] = flat[row + q - start]
+
+
+def _scatter_kernel(flat, positions, values, base, length, stride):
+    start, end, row = 0, length, base
+    for i in range(positions.size):
+        q = np.int64(positions[i])
+        if q >= end:
+            run = q // length
+            start, end, row = run * length, (run + 1) * length, base + run * stride
+        flat[row + q - start] = values[i]
+
+
+def _matches_kernel(flat, positions, values, base, length, stride):
+    start, end, row = 0, length, base
+    same = True
+    for i in range(positions.size):
+        q = np.int64(positions[i])
+        if q >= end:
+            run = q // length
+            start, end, row = run * length, (run + 1) * length, base + run * stride
+        same &= flat[row + q - start] == values[i]
+    return same
+
+
+def _of_diff(unit) -> Signature:
+    out = array(unit, writable=True)
+    return (array(U64), array(U64), INT, INT, INT, INT, array(U32, writable=True), out, out)
+
+
+def _of_take(unit) -> Signature:
+    return (array(unit), array(U32), array(unit, writable=True), INT, INT, INT)
+
+
+def _of_scatter(unit) -> Signature:
+    return (array(unit, writable=True), array(U32), array(unit), INT, INT, INT)
+
+
+def _of_matches(unit) -> Signature:
+    return (array(unit), array(U32), array(unit), INT, INT, INT)
+
+
+_diff = {lanes: compiled(_diff_kernel(lanes), _of_diff) for lanes in (1, 2, 4, 8)}
+_take = compiled(_take_kernel, _of_take)
+_scatter = compiled(_scatter_kernel, _of_scatter)
+_matches = compiled(_matches_kernel, _of_matches)

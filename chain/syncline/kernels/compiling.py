@@ -1,0 +1,46 @@
+"""How a kernel is compiled: at its first use, once a signature, kept on disk where a disk will have it."""
+
+# pyright: basic
+# numba gives its objects no types
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+Signature = tuple[Any, ...]
+
+INT = types.int64
+U32 = types.uint32
+U64 = types.uint64
+
+
+def array(unit: Any, *, writable: bool = False) -> Any:
+    """Type of a flat array argument. Read-only and unaligned is the weakest claim, so one compilation takes them all.
+
+    Unaligned, because a mapped file aligns its tensors as it likes.
+    """
+    return types.Array(unit, 1, "C", readonly=not writable, aligned=False)
+
+
+def compiled(
+    function: Callable[..., Any], signature: Callable[[Any], Signature]
+) -> Callable[[np.dtype[Any]], Callable[..., Any]]:
+    """The machine code of `function` for a unit width, made at its first use. It releases the GIL and checks no bounds."""
+
+    @cache
+    def of(dtype: np.dtype[Any]) -> Callable[..., Any]:
+        arguments = signature(numba.from_dtype(dtype))
+        options = {"nogil": True, "error_model": "numpy"}
+        try:
+            return numba.njit([arguments], cache=True, **options)(function)
+        except (RuntimeError, OSError):
+            # No place for the cache (a read-only image without a home), or a full disk: only the next start is slower.
+            return numba.njit([arguments], **options)(function)
+
+    return of
