@@ -1,0 +1,151 @@
+"""Encode, parse, stage, scatter, read back, undo: the live bits are the new ones, then the old ones again, for every kind of tensor."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline.codecs.registry import CODECS
+from syncline.delta import digest_tensor, read_back, scatter, stage_tensor, stage_whole
+from syncline.errors import FrameCorrupt, LayoutRefused
+from syncline.wire.digest import Digest
+from syncline.wire.tensors import TensorTable
+
+CODEC_NAMES = [c.name for c in CODECS.values()]
+
+
+def same(expected: list[Any], found: list[Any]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("codec", [*CODEC_NAMES, None])
+@pytest.mark.parametrize("share", [0.002, 0.05, 1.0])
+def test_a_step_goes_in_and_comes_out_again(weights: Any, codec: str | None, share: float, executor: Executor) -> None:
+    old = weights.draw()
+    new = weights.step(old, share)
+    encoded = weights.encode(old, new, codec=codec, executor=executor)
+    delta = weights.parse(encoded)
+    live = [a.copy() for a in old]
+    for tensor, spec in enumerate(weights.table.tensors):
+        staged = stage_tensor(weights.table, weights.tiling, tensor, live[tensor], [delta], executor=executor)
+        assert np.array_equal(old[tensor], live[tensor])
+        before, after = (digest_tensor(spec, a, executor=executor) for a in (old[tensor], new[tensor]))
+        assert after == before + staged.digest_change
+        assert encoded.changes[tensor].digest_change == staged.digest_change
+        assert int(np.count_nonzero(old[tensor] != new[tensor])) == staged.changed == encoded.changes[tensor].changed
+        assert staged.nbytes == staged.changed * (4 + 2 * spec.unit_bytes)
+        assert staged.changed == 0 or not read_back(spec, weights.tiling, live[tensor], staged)
+        for _ in range(2):  # writing twice is writing once
+            scatter(spec, weights.tiling, live[tensor], staged)
+        assert np.array_equal(new[tensor], live[tensor])
+        assert read_back(spec, weights.tiling, live[tensor], staged)
+        assert staged.changed == 0 or not read_back(spec, weights.tiling, live[tensor], staged, undo=True)
+        scatter(spec, weights.tiling, live[tensor], staged, undo=True)
+        assert read_back(spec, weights.tiling, live[tensor], staged, undo=True)
+        assert np.array_equal(old[tensor], live[tensor])
+
+
+def test_only_tensors_that_change_are_in_the_delta(weights: Any) -> None:
+    old = weights.draw()
+    new = [a.copy() for a in old]
+    changed = [3, 17, 40]
+    for tensor in changed:
+        new[tensor] = weights.step([old[tensor]], 1.0)[0]
+    expected = [t for t in changed if old[t].size]
+    encoded = weights.encode(old, new)
+    assert expected == weights.parse(encoded).tensors
+    assert expected == [c.tensor for c in encoded.changes if c.codec is not None]
+    assert len(expected) == encoded.delta.statistics.changed_tensors
+
+
+def test_a_version_without_changes_has_no_chunks(weights: Any) -> None:
+    old = weights.draw()
+    encoded = weights.encode(old, old)
+    assert [] == encoded.chunks
+    assert 0 == encoded.delta.statistics.payload_bytes
+    assert [] == weights.parse(encoded).tensors
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_row_of_deltas_stages_as_one(weights: Any, codec: str, count: int, executor: Executor) -> None:
+    versions = [weights.draw()]
+    deltas = []
+    for _ in range(count):
+        versions.append(weights.step(versions[-1], 0.1))
+        deltas.append(weights.delta(versions[-2], versions[-1], codec=codec))
+    whole = weights.delta(versions[0], versions[-1], codec=codec)
+    for tensor, live in enumerate(versions[0]):
+        row, one = (
+            stage_tensor(weights.table, weights.tiling, tensor, live, d, executor=executor) for d in (deltas, [whole])
+        )
+        assert one.changed == row.changed
+        assert one.digest_change == row.digest_change
+        for expected, found in zip(one.frames, row.frames, strict=True):
+            assert expected.frame == found.frame
+            assert np.array_equal(expected.positions, found.positions)
+            assert np.array_equal(expected.new, found.new)
+            assert np.array_equal(expected.old, found.old)
+
+
+def test_a_step_and_its_way_back_stage_nothing(weights: Any) -> None:
+    old = weights.draw()
+    new = weights.step(old, 0.1)
+    there, back = weights.delta(old, new), weights.delta(new, old)
+    for tensor, live in enumerate(old):
+        staged = stage_tensor(weights.table, weights.tiling, tensor, live, [there, back])
+        assert (0, Digest()) == (staged.changed, staged.digest_change)
+        assert [] == list(staged.frames)
+
+
+def test_whole_weights_stage_like_a_delta(weights: Any, executor: Executor) -> None:
+    old = weights.draw()
+    new = weights.step(old, 0.2)
+    for tensor, spec in enumerate(weights.table.tensors):
+        live = old[tensor].copy()
+        staged = stage_whole(spec, weights.tiling, tensor, live, new[tensor], executor=executor)
+        assert digest_tensor(spec, new[tensor]) == digest_tensor(spec, live) + staged.digest_change
+        scatter(spec, weights.tiling, live, staged)
+        assert np.array_equal(new[tensor], live)
+
+
+def test_a_step_taken_against_other_weights_is_corrupt_and_names_the_tensor(weights: Any) -> None:
+    old = weights.draw()
+    new = weights.step(old, 1.0)
+    delta = weights.delta(old, new, codec="sparse")
+    tensor = next(t for t in delta.tensors if weights.table.tensors[t].name == "BF16.rows")
+    with pytest.raises(FrameCorrupt, match=r"frame 0 of BF16\.rows"):
+        stage_tensor(weights.table, weights.tiling, tensor, new[tensor], [delta])
+
+
+def test_read_back_finds_one_bit_that_flipped_after_the_scatter(weights: Any) -> None:
+    old = weights.draw()
+    delta = weights.delta(old, weights.step(old, 0.05))
+    for tensor in delta.tensors:
+        spec = weights.table.tensors[tensor]
+        live = old[tensor].copy()
+        staged = stage_tensor(weights.table, weights.tiling, tensor, live, [delta])
+        scatter(spec, weights.tiling, live, staged)
+        frame = spec.grid(weights.tiling).frame(staged.frames[-1].frame)
+        live[frame.offset(int(staged.frames[-1].positions[-1]))] ^= live.dtype.type(1)
+        assert not read_back(spec, weights.tiling, live, staged)
+
+
+def test_a_view_of_another_size_or_width_is_refused_by_name(weights: Any) -> None:
+    old = weights.draw()
+    delta = weights.delta(old, weights.step(old, 0.5))
+    tensor = weights.table.index["BF16.rows"]
+    for wrong in (old[tensor][:-1], old[tensor].astype(np.uint32), old[tensor].reshape(24, 32), old[tensor].view("i2")):
+        with pytest.raises(LayoutRefused, match=r"BF16\.rows"):
+            stage_tensor(weights.table, weights.tiling, tensor, wrong, [delta])
+        with pytest.raises(LayoutRefused, match=r"BF16\.rows"):
+            stage_whole(weights.table.tensors[tensor], weights.tiling, tensor, old[tensor], wrong)
+
+
+def test_a_table_of_no_tensors_gives_an_empty_delta(make_weights: Any) -> None:
+    none = make_weights()
+    assert TensorTable(tensors=[]) == none.table
+    assert [] == none.encode([], []).chunks

@@ -1,0 +1,185 @@
+"""How a delta is packed: chunks, order, memory, the choice of codecs, what is counted."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from syncline.codecs.base import FrameChange
+from syncline.codecs.registry import CODECS
+from syncline.delta import CodecChoice, DeltaEncoder, count_nonfinite
+from syncline.delta.encode import BATCH_FRAMES
+from syncline.errors import FormatInvalid
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
+
+
+def test_chunks_are_closed_near_their_target_and_named_by_their_bytes(weights: Any) -> None:
+    old = weights.draw()
+    new = weights.step(old, 0.3)
+    one, many = weights.encode(old, new), weights.encode(old, new, target_bytes=300)
+    assert 1 == len(one.chunks)
+    assert len(many.chunks) > 10
+    largest = max(len(c.frame.payload) for t in range(len(old)) for c in weights.parse(one).frames(t).values())
+    for encoded in (one, many):
+        assert encoded.delta.chunks == [ref for ref, _ in encoded.chunks]
+        assert encoded.delta.statistics.payload_bytes == sum(len(data) for _, data in encoded.chunks)
+        for ref, data in encoded.chunks:
+            assert (blake3(data).hexdigest(), len(data)) == (ref.blake3, ref.size)
+    # payloads up to the target, or one frame that alone is larger; beside them about nine bytes a frame and a header
+    assert all(len(data) <= 36 + max(300, largest) * 6 for _, data in many.chunks)
+    spans = [(ref.first_tensor, ref.last_tensor) for ref, _ in many.chunks]
+    assert spans == sorted(spans)
+    a, b = weights.parse(one), weights.parse(many)
+    assert a.tensors == b.tensors
+    for tensor in a.tensors:
+        assert {i: bytes(c.frame.payload) for i, c in a.frames(tensor).items()} == {
+            i: bytes(c.frame.payload) for i, c in b.frames(tensor).items()
+        }
+
+
+def test_equal_weights_and_nonces_give_equal_chunks_with_any_number_of_threads(weights: Any, executor: Any) -> None:
+    old = weights.draw()
+    new = weights.step(old, 0.05)
+    chunks: list[list[bytes]] = []
+    for each in (None, executor):
+        got: list[bytes] = []
+        encoder = DeltaEncoder(
+            weights.table,
+            weights.tiling,
+            nonce=lambda: bytes(16),
+            sink=lambda _, data, got=got: got.append(data),
+            executor=each,
+            target_bytes=2000,
+        )
+        for tensor, (a, b) in enumerate(zip(old, new, strict=True)):
+            encoder.add(tensor, a, b)
+        encoder.finish()
+        chunks.append(got)
+    assert chunks[0] == chunks[1]
+
+
+def test_tensors_out_of_order_are_a_mistake_of_the_caller(weights: Any) -> None:
+    old = weights.draw()
+    encoder = DeltaEncoder(weights.table, weights.tiling, nonce=lambda: bytes(16), sink=lambda _, __: None)
+    encoder.add(2, old[2], old[2])
+    for tensor in (2, 1):
+        with pytest.raises(ValueError, match="after 2"):
+            encoder.add(tensor, old[tensor], old[tensor])
+
+
+def test_the_encoder_holds_a_few_frames_and_a_chunk_however_large_the_tensor_is() -> None:
+    units = 1 << 15
+    tiling = Tiling(min_units=units, max_units=2 * units, ways=1)
+    rows = 4096
+    table = TensorTable(tensors=[TensorSpec(name="wide", dtype="BF16", shape=[units // 8, rows], axis=0)])
+    old = np.zeros(table.units, np.uint16)
+    new = old.copy()
+    new[::5] = np.random.default_rng(0).integers(1, 1 << 16, new[::5].size)  # 20 % changed, incompressible
+    frames = table.tensors[0].grid(tiling).count
+    assert frames > 3 * BATCH_FRAMES
+    largest = 0
+
+    def sink(_: object, data: bytes) -> None:
+        nonlocal largest
+        largest = max(largest, len(data))
+
+    def run() -> int:
+        encoder = DeltaEncoder(
+            table, tiling, nonce=lambda: bytes(16), sink=sink, target_bytes=1 << 16, choice=CodecChoice(forced="sparse")
+        )
+        encoder.add(0, old, new)
+        return encoder.finish().statistics.payload_bytes
+
+    run()  # compiles
+    tracemalloc.start()
+    try:
+        payload = run()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    batch = payload * BATCH_FRAMES // frames
+    assert largest < 2 << 16
+    assert peak < 2 * batch + 4 * largest + 64 * units  # a batch of payloads, an open chunk, a frame's scratch
+    assert peak < payload
+
+
+def test_a_dense_change_goes_raw(make_weights: Any) -> None:
+    dense = make_weights([64, 64])
+    old = dense.draw()
+    encoded = dense.encode(old, dense.draw())
+    assert ["raw"] == [c.codec for c in encoded.changes]
+    assert {"raw": encoded.delta.statistics.changed_units} == encoded.delta.statistics.codecs
+
+
+def test_a_sparse_change_goes_sparse(make_weights: Any) -> None:
+    few = make_weights([64, 64])
+    old = few.draw()
+    assert ["sparse"] == [c.codec for c in few.encode(old, few.step(old, 0.01)).changes]
+
+
+def change_of(share: float, units: int = 1 << 17) -> FrameChange:
+    random = np.random.default_rng(0)
+    old = (random.standard_normal(units).astype(np.float32) * 0.02).view(np.uint32) >> 16
+    where = random.random(units) < share
+    return FrameChange.between(old.astype(np.uint16), (old ^ where).astype(np.uint16))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.5])
+def test_the_choice_is_the_cheapest_by_bytes_and_time(share: float) -> None:
+    change = change_of(share)
+    for link in (1e6, 25e6, 1e9, 1e12):
+        costs = {
+            c.name: len(c.encode(change.head(1 << 16))) / link
+            + (1 << 16) * c.seconds_per_unit
+            + change.head(1 << 16).positions.size * c.seconds_per_change
+            for c in CODECS.values()
+            if c.name != "raw"
+        }
+        assert min(costs, key=costs.__getitem__) == CodecChoice(link_bytes_per_second=link).choose([change]).name
+
+
+def test_a_forced_codec_is_taken_whatever_it_costs(weights: Any) -> None:
+    old = weights.draw()
+    for codec in CODECS.values():
+        names = {c.codec for c in weights.encode(old, weights.step(old, 0.01), codec=codec.name).changes}
+        assert names <= {codec.name, None}
+    with pytest.raises(FormatInvalid, match="context"):
+        CodecChoice(forced="context").choose([change_of(0.01)])
+
+
+def test_new_values_that_are_no_number_are_counted(make_weights: Any) -> None:
+    each = make_weights([64, 64])
+    old = [np.full(4096, 0x3F80, np.uint16)]
+    new = [old[0].copy()]
+    old[0][7] = 0x7FC0  # was NaN before and stays: not a change
+    new[0][7] = 0x7FC0
+    new[0][[1, 2, 3, 4]] = [0x7F80, 0xFF80, 0x7FC1, 0x4000]
+    encoded = each.encode(old, new)
+    assert 3 == encoded.changes[0].nonfinite == encoded.delta.statistics.nonfinite
+    assert 4 == count_nonfinite(each.table.tensors[0], new[0])
+
+
+# (dtype, values that are NaN or Inf, values that are neither)
+NONFINITE = [
+    ("F16", [0x7C00, 0xFC00, 0x7E00], [0x7BFF, 0]),
+    ("BF16", [0x7F80, 0xFFC0], [0x7F7F, 0x8000]),
+    ("F32", [0x7F800000, 0xFFC00000], [0x7F7FFFFF]),
+    ("F64", [0x7FF0000000000000, 0xFFF8000000000000], [0x7FEFFFFFFFFFFFFF]),
+    ("F8_E5M2", [0x7C, 0xFF], [0x7B]),
+    ("F8_E4M3", [0x7F, 0xFF], [0x7E]),
+    ("F8_E8M0", [0xFF], [0xFE, 0x7F]),
+    ("I64", [], [0x7FF0000000000000]),
+    ("F4", [], [0xFF]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "bad", "good"), NONFINITE, ids=[n for n, *_ in NONFINITE])
+def test_each_dtype_knows_its_own_nonfinite_values(dtype: str, bad: list[int], good: list[int]) -> None:
+    spec = TensorSpec(name="t", dtype=dtype, shape=[2 * (len(bad) + len(good))], axis=0)
+    flat = np.array(bad + good, f"<u{spec.unit_bytes}")
+    assert len(bad) == count_nonfinite(spec, flat)

@@ -1,0 +1,119 @@
+"""Chunks that are well formed and wrong: refused with the chunk's name, before anything is decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.delta import CodecChoice, Delta, DeltaEncoder, stage_tensor
+from syncline.errors import Corrupt, FormatInvalid
+from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
+from syncline.wire.limits import CODEC_CONTEXT, CODEC_RAW, CODEC_SPARSE, CODEC_XOR_ZSTD
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
+
+TILING = Tiling(min_units=16, max_units=128, ways=4)
+TABLE = TensorTable(
+    tensors=[
+        TensorSpec(name="a", dtype="BF16", shape=[32, 32], axis=0),
+        TensorSpec(name="b", dtype="BF16", shape=[0], axis=0),
+        TensorSpec(name="c", dtype="BF16", shape=[16, 40], axis=1),
+    ]
+)
+
+
+def chunk(*sections: Section) -> bytes:
+    return pack(Chunk(bytes(16), sections))
+
+
+def section(tensor: int, *frames: tuple[int, int], codec: int = CODEC_RAW, params: bytes = b"") -> Section:
+    return Section(tensor, codec, [EncodedFrame(index, changed, b"x") for index, changed in frames], params)
+
+
+def tabled(codec: int) -> bytes:
+    return pack(Chunk(bytes(16), [section(0, (0, 1))], [CodecTable(codec, b"t")]))
+
+
+def parse(*chunks: bytes) -> Delta:
+    return Delta.parse(TABLE, TILING, [(f"c{n}", data) for n, data in enumerate(chunks)])
+
+
+FRAMES_OF_A = TABLE.tensors[0].grid(TILING).count
+
+# (what is wrong, the chunks, words of the message)
+REFUSED = [
+    ("a tensor behind the table", [chunk(section(3, (0, 1)))], "chunk c0 names tensor 3 of 3"),
+    ("a frame behind the grid", [chunk(section(0, (FRAMES_OF_A, 1)))], f"frame {FRAMES_OF_A} is outside"),
+    ("a frame of an empty tensor", [chunk(section(1, (0, 1)))], "frame 0 is outside"),
+    ("more changes than units", [chunk(section(0, (0, 129)))], "frame 0 of a changes more units"),
+    ("a frame twice, two chunks", [chunk(section(0, (1, 1)))] * 2, "chunk c1 has frame 1 of a a second time"),
+    ("an unknown codec", [chunk(section(0, (0, 1), codec=99))], r"codec 99 \(unknown\)"),
+    ("the next version's codec", [chunk(section(0, (0, 1), codec=CODEC_CONTEXT))], r"codec 5 \(context\)"),
+    (
+        "parameters for a codec without",
+        [chunk(section(0, (0, 1), params=b"p"))],
+        "chunk c0 has parameters for codec raw",
+    ),
+    ("a table for a codec without", [tabled(CODEC_SPARSE)], "chunk c0 has a table for codec 2; no codec"),
+    ("a table of the next version's codec", [tabled(CODEC_CONTEXT)], "chunk c0 has a table for codec 5; no codec"),
+    ("a truncated chunk", [chunk(section(0, (0, 1)))[:-1]], "chunk c0 is truncated"),
+    ("another kind of file", [b"PK\3\4" * 20], "chunk c0 does not start"),
+]
+
+
+@pytest.mark.parametrize(("what", "chunks", "message"), REFUSED, ids=[what for what, *_ in REFUSED])
+def test_a_delta_is_refused_for(what: str, chunks: list[bytes], message: str) -> None:
+    with pytest.raises(FormatInvalid, match=message):
+        parse(*chunks)
+
+
+def test_a_frame_twice_in_one_chunk_cannot_be_written_or_read() -> None:
+    with pytest.raises(ValueError, match="out of order"):
+        chunk(section(0, (1, 1), (1, 1)))
+    with pytest.raises(FormatInvalid, match="out of order"):
+        parse(chunk(section(0, (1, 1)), section(0, (1, 1), codec=CODEC_SPARSE)))
+
+
+def test_frames_of_one_tensor_may_come_under_several_codecs_and_chunks() -> None:
+    delta = parse(
+        chunk(section(0, (0, 1)), section(0, (3, 2), codec=CODEC_SPARSE)),
+        chunk(section(0, (4, 1), codec=CODEC_XOR_ZSTD)),
+    )
+    assert {0: "raw", 3: "sparse", 4: "xor-zstd"} == {i: c.codec.name for i, c in delta.frames(0).items()}
+    assert {} == delta.frames(2)
+
+
+def encoded() -> tuple[list[np.ndarray], bytes]:
+    random = np.random.default_rng(0)
+    old = [np.frombuffer(random.bytes(t.size_bytes), np.uint16) for t in TABLE.tensors]
+    chunks: list[bytes] = []
+    encoder = DeltaEncoder(
+        TABLE, TILING, nonce=lambda: bytes(16), sink=lambda _, d: chunks.append(d), choice=CodecChoice(forced="sparse")
+    )
+    for tensor, flat in enumerate(old):
+        encoder.add(tensor, flat, flat ^ (random.random(flat.size) < 0.1))
+    encoder.finish()
+    return old, chunks[0]
+
+
+OLD, GOOD = encoded()
+
+
+@given(at=st.integers(0, len(GOOD) - 1), flip=st.integers(1, 255))
+def test_a_spoiled_byte_is_corrupt_or_changes_nothing_that_is_read(at: int, flip: int) -> None:
+    spoiled = bytearray(GOOD)
+    spoiled[at] ^= flip
+    live = [flat.copy() for flat in OLD]
+    try:
+        delta = parse(bytes(spoiled))
+        staged = [stage_tensor(TABLE, TILING, t, live[t], [delta]) for t in delta.tensors]
+    except Corrupt:
+        pass
+    else:
+        good = parse(GOOD)
+        expected = [stage_tensor(TABLE, TILING, t, live[t], [good]) for t in good.tensors]
+        assert 8 <= at < 24  # the nonce: nothing is read from it; chunks are named by the hash of their bytes
+        assert [s.digest_change for s in expected] == [s.digest_change for s in staged]
+    assert all(np.array_equal(a, b) for a, b in zip(OLD, live, strict=True))
