@@ -7,7 +7,7 @@ Every field is always written (null where there is none) and unknown fields are 
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from blake3 import blake3
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -88,7 +88,9 @@ class Record(Part):
     def parse(cls, data: bytes | memoryview, *, what: str) -> Self:
         """Read canonical bytes; FormatInvalid, naming `what`, for anything else."""
         value: Any = canonical.decode(data, max_bytes=cls.max_bytes, what=what)
-        check = value.pop(CHECK, None) if isinstance(value, dict) else None
+        check: Any = None
+        if isinstance(value, dict):
+            check = cast(dict[str, Any], value).pop(CHECK, None)
         try:
             record = cls.model_validate(value)
         except ValidationError as error:
