@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -404,4 +405,96 @@ def test_read_only_memory_is_refused(run: WeightRun) -> None:
 
 def test_warming_up_touches_nothing(run: WeightRun, live: LiveWeights, memory: Weights) -> None:
     live.warm_up()
+    assert same(memory, run.weights(1))
+
+
+def test_a_sweep_ends_however_often_commits_fall_into_it(
+    run: WeightRun, memory: Weights, ask: Ask, live: LiveWeights
+) -> None:
+    class CommitsAtEverySleep:
+        """A clock each of whose sleeps lets a commit or its undo in."""
+
+        def __init__(self) -> None:
+            self.slept = 0
+
+        def now(self) -> float:
+            return 0.0
+
+        def monotonic(self) -> float:
+            return float(self.slept)
+
+        def sleep(self, seconds: float) -> None:
+            self.slept += 1
+            assert self.slept < 1000, "the sweep starts over and over"
+            if self.slept % 2:
+                slow.stage(ask(1, 2))
+                commit(slow, 2)
+            else:
+                slow.ready_undo(1)
+                slow.scatter(1)
+                slow.confirm(1)
+                slow._error, slow._applied = None, replace(slow._applied, proven=True)  # so that the next may follow
+
+    clock = CommitsAtEverySleep()
+    slow = LiveWeights(run.table, run.tiling.tiling, memory, clock=clock)
+    slow.prove(run.lineage, "main", 1, run.digest(1))
+    slow.sweep(rest=1.0, slice_units=100)
+    assert clock.slept > 30
+    place = int(np.flatnonzero(run.weights(1)["a.weight"] == run.weights(2)["a.weight"])[0])
+    memory["a.weight"][place] ^= 1
+    with pytest.raises(DigestMismatch, match=r"a\.weight"):
+        slow.sweep(rest=1.0, slice_units=100)
+
+
+def test_a_sweep_that_another_waits_for_no_longer_rests(run: WeightRun, memory: Weights, live: LiveWeights) -> None:
+    resting, answers = threading.Event(), []
+
+    class Rests:
+        def now(self) -> float:
+            return 0.0
+
+        def monotonic(self) -> float:
+            return 0.0
+
+        def sleep(self, seconds: float) -> None:
+            assert not resting.is_set(), "it rests on while another waits"
+            resting.set()
+            for _ in range(1000):
+                if slow._impatient:
+                    return
+                pause.wait(0.01)
+
+    pause = threading.Event()
+    slow = LiveWeights(run.table, run.tiling.tiling, memory, clock=Rests())
+    slow.prove(run.lineage, "main", 1, run.digest(1))
+    at_leisure = threading.Thread(target=lambda: answers.append(slow.sweep(rest=4.0, slice_units=100)))
+    at_leisure.start()
+    assert resting.wait(10)
+    answers.append(slow.sweep())
+    at_leisure.join(10)
+    assert [1, 1] == [applied.version for applied in answers]
+
+
+def test_a_write_that_cannot_be_read_back_is_never_claimed(
+    run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> bool:
+        raise MemoryError("the device is full")
+
+    live.stage(ask(1, 2))
+    live.ready(2)
+    live.scatter(2)
+    monkeypatch.setattr(live._memory, "read_back", out_of_memory)
+    with pytest.raises(EngineUncertain, match="the device is full"):
+        live.confirm(2)
+    assert not live.in_service
+    assert live.applied is not None
+    assert not live.applied.proven
+    with pytest.raises(DigestMismatch):
+        live.sweep()  # what is applied is still 1, and memory holds 2
+    monkeypatch.undo()
+    live.ready_undo(1)
+    live.scatter(1)
+    live.confirm(1)
+    assert live.sweep().proven
     assert same(memory, run.weights(1))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.memory import HostMemory, Memory, Units
 from syncline_agent.arm.staging import Staged, stage_checkpoint, stage_deltas
-from syncline_agent.arm.sweeping import SLICE_UNITS, units_digest
+from syncline_agent.arm.sweeping import SLICE_UNITS, change_before, units_digest
 from syncline_agent.engine import Applied, StageRequest, StageResult
 
 
@@ -44,6 +44,18 @@ class _Switch:
     @property
     def tensors(self) -> list[StagedTensor]:
         return self.staged.tensors
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A sweep's way through one tensor."""
+
+    tensor: int
+    done: int = 0
+    """Units summed up."""
+    found: Digest = field(default_factory=Digest)
+    missed: list[tuple[StagedTensor, bool, int]] = field(default_factory=list[tuple[StagedTensor, bool, int]])
+    """What was written meanwhile, whether it was an undo, and how far the walk was then."""
 
 
 class LiveWeights:
@@ -67,7 +79,9 @@ class LiveWeights:
         self._lock = threading.Lock()  # guards the memory while it is written or a slice of it is read, and all state
         self._sweeping = threading.Lock()
         self._digests: list[Digest] = []
-        self._touched = [0] * len(table.tensors)
+        self._walks: list[_Walk] = []
+        self._impatient = 0
+        """Sweeps that wait for another to end: that one no longer rests."""
         self._doubts = 0
         self._applied: Applied | None = None
         self._error: str | None = None
@@ -185,6 +199,8 @@ class LiveWeights:
             except Exception as error:
                 self._doubt(f"writing version {target} failed half-way ({error}); undo, or stage it from a checkpoint")
                 raise EngineUncertain(str(self._error)) from error
+            for walk in self._walks:
+                walk.missed += [(s, switch.undo, walk.done) for s in switch.tensors if s.tensor == walk.tensor]
             self._version = target
             self._digests = list(switch.staged.digests_before if switch.undo else switch.staged.digests_after)
             self._written = switch
@@ -194,7 +210,6 @@ class LiveWeights:
         for done, staged in enumerate(switch.tensors):
             if done == half:
                 faults.reach("apply.scattering")
-            self._touched[staged.tensor] += 1
             self._memory.scatter(staged.tensor, tiling, staged, undo=switch.undo)
         if not switch.tensors:
             faults.reach("apply.scattering")
@@ -202,16 +217,22 @@ class LiveWeights:
 
     def confirm(self, target: int) -> Applied:
         """Read back every place that `scatter` wrote; from here on `target` is applied. EngineUncertain when a place
-        holds anything else."""
+        holds anything else, or cannot be read."""
         switch = self._written
         if switch is None or switch.after.version != target:
             raise EngineUncertain(f"version {target} was not written; nothing to confirm")
         assert self._tiling is not None
-        bad = [
-            self.table.tensors[staged.tensor].name
-            for staged in switch.tensors
-            if not self._memory.read_back(staged.tensor, self._tiling, staged, undo=switch.undo)
-        ]
+        try:
+            bad = [
+                self.table.tensors[staged.tensor].name
+                for staged in switch.tensors
+                if not self._memory.read_back(staged.tensor, self._tiling, staged, undo=switch.undo)
+            ]
+        except Exception as error:  # a device out of memory: the bits are there, and nobody has seen them
+            with self._lock:
+                self._written = None
+                self._doubt(f"version {target} was written and cannot be read back ({error}); undo it, or sweep")
+            raise EngineUncertain(str(self._error)) from error
         with self._lock:
             self._written = None
             if bad:
@@ -230,11 +251,15 @@ class LiveWeights:
     def sweep(self, *, rest: float = 0.0, slice_units: int = SLICE_UNITS) -> Applied:
         """Digest all live memory, a slice at a time, and compare it with what the applied version should be.
 
-        Sleeps `rest` times as long as each slice took. A commit may come between two slices. A match proves the version
+        Sleeps `rest` times as long as each slice took, unless another sweep waits for this one. Commits may come between
+        two slices, as often as they like. A match proves the version
         and ends a doubt; DigestMismatch, naming the tensor, when memory holds something else: out of service.
         """
+        with self._lock:
+            self._impatient += 1
         with self._sweeping:
             with self._lock:
+                self._impatient -= 1
                 doubts = self._doubts
                 if self._applied is None:
                     raise EngineUnavailable("the engine holds no version yet; load a checkpoint first")
@@ -254,24 +279,37 @@ class LiveWeights:
             self._sweep_tensor(index, spec, rest, slice_units)
 
     def _sweep_tensor(self, index: int, spec: TensorSpec, rest: float, slice_units: int) -> None:
-        while True:
-            touched = self._touched[index]
-            found, start = Digest(), 0
-            while start < spec.units and touched == self._touched[index]:
-                began = self._clock.monotonic()
-                with self._lock:
-                    if touched == self._touched[index]:
-                        found += units_digest(spec, self._memory.units(index, start, start + slice_units), start)
-                start += slice_units
-                if rest:
-                    self._clock.sleep(rest * (self._clock.monotonic() - began))
+        walk = _Walk(index)
+        with self._lock:
+            self._walks.append(walk)
+        try:
+            while self._walk_on(walk, spec, slice_units, rest):
+                pass
+        finally:
             with self._lock:
-                if touched != self._touched[index]:
-                    continue  # a commit wrote this tensor meanwhile
-                if found != self._digests[index]:
+                self._walks.remove(walk)
+
+    def _walk_on(self, walk: _Walk, spec: TensorSpec, slice_units: int, rest: float) -> bool:
+        """One slice, or the comparison after the last; whether there is more to do."""
+        while walk.missed:  # a commit changed what was summed up already: add that instead of starting over
+            assert self._tiling is not None
+            staged, undo, done = walk.missed.pop(0)
+            walk.found += change_before(spec, self._tiling, staged, done, undo=undo)
+        began = self._clock.monotonic()
+        with self._lock:
+            if walk.missed:
+                return True
+            if walk.done >= spec.units:
+                if walk.found != self._digests[walk.tensor]:
                     self._doubt(f"live bits of {spec.name} are not version {self._version}'s; stage a checkpoint")
                     raise DigestMismatch(str(self._error))
-                return
+                return False
+            stop = min(walk.done + slice_units, spec.units)
+            walk.found += units_digest(spec, self._memory.units(walk.tensor, walk.done, stop), walk.done)
+            walk.done = stop
+        if rest and not self._impatient:
+            self._clock.sleep(rest * (self._clock.monotonic() - began))
+        return True
 
     def _check(self, request: StageRequest) -> Applied:
         applied = self._applied
