@@ -17,7 +17,7 @@ class RawCodec:
 
     id: int = CODEC_RAW
     name: str = "raw"
-    seconds_per_unit: float = 1.5e-9
+    seconds_per_unit: float = 0.3e-9
     seconds_per_change: float = 0.0
 
     def encode(self, change: FrameChange) -> bytes:

@@ -28,8 +28,8 @@ class SparseCodec:
 
     id: int = CODEC_SPARSE
     name: str = "sparse"
-    seconds_per_unit: float = 0.0
-    seconds_per_change: float = 3e-8
+    seconds_per_unit: float = 0.05e-9
+    seconds_per_change: float = 8e-9
 
     def encode(self, change: FrameChange) -> bytes:
         by_byte = change.after.view(np.uint8).reshape(change.positions.size, -1)

@@ -106,20 +106,41 @@ def stage_whole(
     return _collect(tensor, in_order(executor, stage, range(grid.count)))
 
 
-def scatter(spec: TensorSpec, tiling: Tiling, live: Units, staged: StagedTensor, *, undo: bool = False) -> None:
+def scatter(
+    spec: TensorSpec,
+    tiling: Tiling,
+    live: Units,
+    staged: StagedTensor,
+    *,
+    undo: bool = False,
+    executor: Executor | None = None,
+) -> None:
     """Write the staged bits (or, to undo, the old ones) into live weights."""
     grid = spec.grid(tiling)
-    for part in staged.frames:
+
+    def write(part: StagedFrame) -> None:
         kernels.scatter(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
 
+    for _ in in_order(executor, write, staged.frames):
+        pass  # each turn waits for a frame, and raises what its thread raised
 
-def read_back(spec: TensorSpec, tiling: Tiling, live: Units, staged: StagedTensor, *, undo: bool = False) -> bool:
+
+def read_back(
+    spec: TensorSpec,
+    tiling: Tiling,
+    live: Units,
+    staged: StagedTensor,
+    *,
+    undo: bool = False,
+    executor: Executor | None = None,
+) -> bool:
     """Whether every written position holds what it should."""
     grid = spec.grid(tiling)
-    return all(
-        kernels.matches(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
-        for part in staged.frames
-    )
+
+    def look(part: StagedFrame) -> bool:
+        return kernels.matches(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
+
+    return all(in_order(executor, look, staged.frames))
 
 
 def _decode(index: int, frame: Frame, live: Units, row: Sequence[CodedFrame]) -> StagedFrame:

@@ -94,7 +94,7 @@ def scatter(flat: Units, frame: Frame, positions: Positions, values: Units) -> N
 def matches(flat: Units, frame: Frame, positions: Positions, values: Units) -> bool:
     """Whether the tensor holds `values` at the ascending positions."""
     _check(flat, frame, positions, values)
-    return bool(_matches(flat.dtype)(flat, positions, values, frame.base, frame.length, frame.stride))
+    return _matches(flat.dtype)(flat, positions, values, frame.base, frame.length, frame.stride) == 0
 
 
 def _differing(old: Units, new: Units, geometry: tuple[int, int, int, int]) -> Difference:
@@ -164,35 +164,52 @@ def _diff_kernel(lanes: int):
 
 
 def _take_kernel(flat, positions, out, base, length, stride):
-    start, end, row = 0, length, base
+    if (
+        positions.size == 0 or positions[positions.size - 1] < length
+    ):  # one run: a loop that the processor runs ahead in
+        row = flat[base : base + length]
+        for i in range(positions.size):
+            out[i] = row[positions[i]]
+        return
+    start, end, row_at = 0, length, base
     for i in range(positions.size):
         q = np.int64(positions[i])
         if q >= end:
             run = q // length
-            start, end, row = run * length, (run + 1) * length, base + run * stride
-        out[i] = flat[row + q - start]
+            start, end, row_at = run * length, (run + 1) * length, base + run * stride
+        out[i] = flat[row_at + q - start]
 
 
 def _scatter_kernel(flat, positions, values, base, length, stride):
-    start, end, row = 0, length, base
+    if positions.size == 0 or positions[positions.size - 1] < length:
+        row = flat[base : base + length]
+        for i in range(positions.size):
+            row[positions[i]] = values[i]
+        return
+    start, end, row_at = 0, length, base
     for i in range(positions.size):
         q = np.int64(positions[i])
         if q >= end:
             run = q // length
-            start, end, row = run * length, (run + 1) * length, base + run * stride
-        flat[row + q - start] = values[i]
+            start, end, row_at = run * length, (run + 1) * length, base + run * stride
+        flat[row_at + q - start] = values[i]
 
 
 def _matches_kernel(flat, positions, values, base, length, stride):
-    start, end, row = 0, length, base
-    same = True
+    differing = 0
+    if positions.size == 0 or positions[positions.size - 1] < length:
+        row = flat[base : base + length]
+        for i in range(positions.size):
+            differing += row[positions[i]] != values[i]
+        return differing
+    start, end, row_at = 0, length, base
     for i in range(positions.size):
         q = np.int64(positions[i])
         if q >= end:
             run = q // length
-            start, end, row = run * length, (run + 1) * length, base + run * stride
-        same &= flat[row + q - start] == values[i]
-    return same
+            start, end, row_at = run * length, (run + 1) * length, base + run * stride
+        differing += flat[row_at + q - start] != values[i]
+    return differing
 
 
 def _of_diff(unit) -> Signature:
