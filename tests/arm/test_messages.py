@@ -18,7 +18,7 @@ from syncline_agent.arm.parts import from_stage_message, stage_message
 from syncline_agent.engine import DeltaFiles, StageRequest
 
 STATE = messages.State(applied=None, error="no weights")
-APPLIED = messages.AppliedPart(lineage="ab", view="main", version=3, digest="cd", proven=True)
+APPLIED = messages.AppliedPart(lineage="ab" * 16, view="main", version=3, digest="cd" * 16, proven=True)
 EVERY = [
     STATE,
     messages.State(applied=APPLIED, error=None),
@@ -125,3 +125,31 @@ def test_an_error_without_a_name_of_ours_means_that_nothing_was_written() -> Non
     error = messages.raised(messages.failure(4, ZeroDivisionError("no")))
     assert EngineUnavailable is type(error)
     assert "ZeroDivisionError: no" == str(error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ranks": 1 << 40}, {"ranks": 0}, {"rank": -1}, {"pod": "p" * 257}, {"token": "t" * 257}],
+)
+def test_a_hello_beyond_its_bounds_is_refused(change: dict[str, object]) -> None:
+    hello = messages.Hello(
+        protocol=1, engine="e", pool="p", pod="o", rank=0, ranks=1, holds="whole", token="t", state=STATE
+    )
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 1"):
+        messages.decode(json.dumps(json.loads(hello.model_dump_json()) | change).encode())
+
+
+@pytest.mark.parametrize("change", [{"version": 0}, {"version": 10**12}, {"digest": "cd"}, {"lineage": "no"}])
+def test_a_state_that_no_record_could_hold_is_refused(change: dict[str, object]) -> None:
+    state = json.loads(messages.State(applied=APPLIED, error=None).model_dump_json())
+    state["applied"] |= change
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 1"):
+        messages.decode(json.dumps(state).encode())
+
+
+def test_a_reason_of_any_length_and_any_bytes_can_be_said() -> None:
+    said = messages.failure(4, OSError("no file \udcff" + "x" * (32 << 20)))
+    heard = messages.decode(messages.encode(said)[PREFIX:])
+    assert isinstance(heard, messages.Failed)
+    assert heard.message.startswith("no file ?xxx")
+    assert messages.REASON_MAX == len(heard.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -24,6 +25,7 @@ from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.client import ArmClient, ArmIdentity, Backoff
 from syncline_agent.arm.gate import OpenGate, Switched
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.parts import stage_message
 from syncline_agent.arm.server import ArmServer, ArmTimeouts
 from syncline_agent.engine import StageRequest
 
@@ -439,3 +441,126 @@ def test_an_arm_that_breaks_the_protocol_later_is_disconnected(server: ArmServer
         with pytest.raises(EngineUnavailable):
             channel.receive(timeout_s=5)
         wait_until(lambda: not server.wait_connected(0))
+
+
+def test_a_stranger_who_says_hello_a_byte_at_a_time_is_turned_away_in_time() -> None:
+    ended = threading.Event()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    theirs.sendall(messages.LENGTH.pack(200))
+
+    def trickle() -> None:
+        for _ in range(100):
+            if ended.wait(0.05):
+                return
+            theirs.send(b"{")
+
+    talker = threading.Thread(target=trickle)
+    talker.start()
+    try:
+        with ours, pytest.raises(EngineUnavailable, match="silent"):
+            Channel(ours).receive(timeout_s=0.3)
+        assert talker.is_alive()
+    finally:
+        ended.set()
+        talker.join(10)
+        theirs.close()
+
+
+def test_an_agent_that_once_cannot_accept_goes_on_accepting(server: ArmServer, connect: Callable[..., Rank]) -> None:
+    listening = server._listening
+    assert listening is not None
+    failures: list[int] = []
+
+    class Exhausted:
+        """A listening socket for whose first connection the process had no descriptor left."""
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if len(failures) < 2:
+                failures.append(errno.EMFILE)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return listening.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(listening, name)
+
+    server._listening = Exhausted()  # type: ignore[assignment]
+    first = connect(pod="pod")  # the call to accept that is under way takes this one
+    assert server.wait_connected(10)
+    first.client.stop()
+    connect(pod="pod", version=2)
+    wait_until(lambda: described_version(server) == 2)
+    assert [errno.EMFILE] * 2 == failures
+
+
+def test_a_token_file_of_garbage_does_not_end_the_arm(
+    server: ArmServer, node: Path, connect: Callable[..., Rank]
+) -> None:
+    token = (node / "arm.token").read_bytes()
+    (node / "arm.token").write_bytes(b"\xff\xfe\x00")
+    connect()
+    assert not server.wait_connected(0.3)
+    (node / "arm.token").write_bytes(token)
+    assert server.wait_connected(10)
+
+
+def test_what_a_call_of_a_lost_agent_did_is_told_to_the_next(
+    run: WeightRun, node: Path, connect: Callable[..., Rank], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, told = threading.Event(), threading.Event()
+    with ArmServer(node / "arm.sock") as first:
+        rank = connect()
+        assert first.wait_connected(10)
+        first.stage(ask(1, 2))
+        confirm = rank.live.confirm
+
+        def slow(target: int) -> object:
+            written.set()
+            told.wait(20)
+            return confirm(target)
+
+        monkeypatch.setattr(rank.live, "confirm", slow)
+
+        def commit_and_lose() -> None:
+            with pytest.raises(EngineUncertain):
+                first.commit(2, Policy.KEEP)
+
+        commit = threading.Thread(target=commit_and_lose)
+        commit.start()
+        assert written.wait(10)
+    commit.join(10)
+    with ArmServer(node / "arm.sock") as second:
+        assert second.wait_connected(10)
+        assert 1 == described_version(second)  # the hello could say no more
+        told.set()
+        wait_until(lambda: described_version(second) == 2)
+        second.stage(ask(2, 3))
+        second.commit(3, Policy.KEEP)
+    assert same(rank.memory, run.weights(3))
+
+
+def test_a_hold_that_a_lost_agent_asked_for_is_never_begun(
+    node: Path, connect: Callable[..., Rank], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    staging, lost = threading.Event(), threading.Event()
+    with ArmServer(node / "arm.sock") as first:
+        rank = connect(gate=gate)
+        assert first.wait_connected(10)
+        stage = rank.live.stage
+
+        def slow(request: StageRequest) -> object:
+            staging.set()
+            lost.wait(20)
+            return stage(request)
+
+        monkeypatch.setattr(rank.live, "stage", slow)
+        (ours,) = first._island.whole()
+        ours.begin(lambda i: stage_message(i, ask(1, 2), node))
+        assert staging.wait(10)
+        ours.begin(lambda i: messages.Ready(id=i, target=2, policy=Policy.KEEP, undo=False))
+    with ArmServer(node / "arm.sock") as second:
+        assert second.wait_connected(10)
+        lost.set()
+        assert second.sweep().proven
+        second.discard()  # behind all that the first asked for
+        assert not [call for call in gate.calls if call.startswith("hold")]

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 
+from syncline.clock import Clock, SystemClock
 from syncline.errors import EngineUnavailable
 from syncline_agent.arm import messages
 from syncline_agent.arm.messages import Message
@@ -20,8 +21,9 @@ _PEER = struct.Struct("3i")
 class Channel:
     """Messages over a stream socket."""
 
-    def __init__(self, connected: socket.socket, *, send_timeout_s: float = 10.0) -> None:
+    def __init__(self, connected: socket.socket, *, send_timeout_s: float = 10.0, clock: Clock | None = None) -> None:
         self._socket = connected
+        self._clock = clock or SystemClock()
         self._sending = threading.Lock()
         seconds = int(send_timeout_s)
         timeout = struct.pack("ll", seconds, int((send_timeout_s - seconds) * 1e6))
@@ -38,17 +40,19 @@ class Channel:
             raise EngineUnavailable(f"sending {message.type} failed: {error}; the peer is gone or hangs") from error
 
     def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message; EngineUnavailable when the peer closed or was silent for `timeout_s`."""
+        """The next message; EngineUnavailable when the peer closed or had not sent all of it within `timeout_s`."""
+        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         try:
-            self._socket.settimeout(timeout_s)
-            body = self._read(messages.body_length(self._read(messages.LENGTH.size)))
+            body = self._read(messages.body_length(self._read(messages.LENGTH.size, deadline)), deadline)
         except OSError as error:
             raise EngineUnavailable(f"the peer went away or is silent: {error}") from error
         return messages.decode(body)
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int, deadline: float | None) -> bytes:
         data = bytearray()
         while len(data) < size:
+            # Anew for each piece: a peer that sends a byte now and then must not hold on for ever.
+            self._socket.settimeout(None if deadline is None else max(1e-3, deadline - self._clock.monotonic()))
             piece = self._socket.recv(min(size - len(data), 1 << 20))
             if not piece:
                 raise EngineUnavailable("the peer closed the connection")

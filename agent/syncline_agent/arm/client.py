@@ -16,7 +16,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
+from syncline.errors import EngineUnavailable, ProtocolViolation
 from syncline.logs import logger
 from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
@@ -113,7 +113,7 @@ class ArmClient:
         if channel is not None:
             try:
                 channel.send(self._state())
-            except EngineUnavailable:
+            except (EngineUnavailable, ProtocolViolation):
                 pass  # the listener sees the same and connects again; a hello carries the state
 
     def _listen(self) -> None:
@@ -121,7 +121,9 @@ class ArmClient:
         while not self._stopping.is_set():
             try:
                 channel = self._connect()
-            except (SynclineError, OSError) as error:
+            except (
+                Exception
+            ) as error:  # a token file of other bytes, too: nothing may end the only thread that connects
                 refused = isinstance(error, ProtocolViolation)
                 said = f"refused: {error}" if refused else "connecting"
                 if refused and said != self._connection:
@@ -139,7 +141,7 @@ class ArmClient:
             try:
                 while True:
                     self._dispatch(channel, channel.receive())
-            except SynclineError as error:
+            except Exception as error:
                 if not self._stopping.is_set():
                     self._log.warning("arm disconnected", reason=str(error))
             finally:
@@ -193,15 +195,23 @@ class ArmClient:
             raise ProtocolViolation(f"the agent sent a {message.type}, which is no call")
 
     def _answer(self, channel: Channel, call: Call) -> None:
+        if self._channel is not channel:
+            return  # queued behind another when its agent went away: nobody waits for it, and a new one may be here
         try:
             answer = self._do(call)
         except Exception as error:
             self._log.warning("arm call failed", call=call.type, error=type(error).__name__, reason=str(error))
             answer = messages.failure(call.id, error)
+        if self._channel is not channel:
+            # The hello of a later connection may have been written before this call had ended.
+            if isinstance(call, Ready):
+                self._gate.release()
+            self.notify()
         try:
             channel.send(self._state())
             channel.send(answer)
-        except SynclineError:
+        except Exception as error:  # an answer that cannot be sent must not be waited for
+            self._log.warning("arm answer not sent", call=call.type, reason=str(error))
             channel.close()  # the listener notices
 
     def _do(self, call: Call) -> Answer:

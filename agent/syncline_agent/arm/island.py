@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
-from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
+from syncline.errors import EngineUnavailable, ProtocolViolation
 from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.messages import Answer, Call, Hello, State
@@ -72,7 +72,7 @@ class Rank:
                     answer.set_result(message)
                 else:
                     raise ProtocolViolation(f"rank {self.hello.rank} sent a {message.type} after its hello")
-        except SynclineError as error:
+        except Exception as error:  # whatever it is, nobody listens any more: no call may wait for an answer
             self.close(str(error))
 
     def close(self, reason: str) -> None:

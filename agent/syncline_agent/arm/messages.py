@@ -9,15 +9,27 @@ from __future__ import annotations
 import struct
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from syncline import errors
 from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
 from syncline.versions import Policy
+from syncline.wire.records import Hex16, Name, Version
 
 PROTOCOL = 1
 MESSAGE_MAX_BYTES = 16 << 20
+RANKS_MAX = 4096
+REASON_MAX = 4000
 LENGTH = struct.Struct("<I")
+
+
+def _sayable(text: object) -> object:
+    """Reasons hold what other libraries wrote, file names of any bytes included: as much of it as a message can hold."""
+    return text[:REASON_MAX].encode("utf-8", "replace").decode() if isinstance(text, str) else text
+
+
+Reason = Annotated[str, BeforeValidator(_sayable)]
+Label = Annotated[str, StringConstraints(max_length=256)]
 
 
 class _Message(BaseModel):
@@ -25,10 +37,10 @@ class _Message(BaseModel):
 
 
 class AppliedPart(_Message):
-    lineage: str
-    view: str
-    version: int
-    digest: str
+    lineage: Hex16
+    view: Name
+    version: Version
+    digest: Hex16
     proven: bool
 
 
@@ -49,7 +61,7 @@ class State(_Message):
 
     type: Literal["state"] = "state"
     applied: AppliedPart | None
-    error: str | None
+    error: Reason | None
 
 
 class Hello(_Message):
@@ -57,13 +69,13 @@ class Hello(_Message):
 
     type: Literal["hello"] = "hello"
     protocol: int
-    engine: str
-    pool: str
-    pod: str
-    rank: int
-    ranks: int
-    holds: str
-    token: str
+    engine: Label
+    pool: Label
+    pod: Label
+    rank: Annotated[int, Field(ge=0)]
+    ranks: Annotated[int, Field(ge=1, le=RANKS_MAX)]
+    holds: Label
+    token: Label
     state: State
 
 
@@ -76,7 +88,7 @@ class Refused(_Message):
     """Agent -> arm instead of a welcome; the agent closes after it."""
 
     type: Literal["refused"] = "refused"
-    message: str
+    message: Reason
 
 
 class Stage(_Message):
@@ -157,8 +169,8 @@ class Done(_Message):
 class Failed(_Message):
     type: Literal["failed"] = "failed"
     id: int
-    error: str
-    message: str
+    error: Label
+    message: Reason
 
 
 Call = Stage | Ready | Scatter | Release | Discard | Sweep

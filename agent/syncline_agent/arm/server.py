@@ -32,6 +32,7 @@ from syncline_agent.engine import Applied, CommitResult, EngineDescription, Stag
 
 SOCKET_MODE = 0o660
 TOKEN_MODE = 0o640
+ACCEPT_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class ArmServer:
         self._island = Island()
         self._listening: socket.socket | None = None
         self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
 
     def start(self) -> Self:
         """Listen. What another agent left at the path is removed: one agent owns a node directory."""
@@ -97,6 +99,7 @@ class ArmServer:
 
     def stop(self) -> None:
         """Close the socket and every connection."""
+        self._stopping.set()
         if self._listening is not None:
             try:
                 self._listening.shutdown(socket.SHUT_RDWR)
@@ -221,14 +224,17 @@ class ArmServer:
         while True:
             try:
                 connected, _ = self._listening.accept()
-            except OSError:
-                return  # closed by stop
+            except OSError as error:
+                if self._stopping.wait(ACCEPT_AGAIN_S):
+                    return
+                self._log.warning("could not accept an arm", reason=str(error))  # no descriptor free, or it hung up
+                continue
             self._spawn(lambda c=connected: self._serve(Channel(c)), "arm-rank")
 
     def _serve(self, channel: Channel) -> None:
         try:
             rank = self._greet(channel)
-        except SynclineError as error:
+        except (SynclineError, OSError) as error:
             self._log.warning("arm turned away", reason=str(error))
             try:
                 channel.send(messages.Refused(message=str(error)))
