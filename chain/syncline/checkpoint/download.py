@@ -1,7 +1,9 @@
 """The files of an anchor, fetched in parallel ranges straight into preallocated files and verified by BLAKE3.
 
-A file that is complete, verified and synced is written down, so that a download that was killed fetches only the others
-again. Disk space is looked at and reserved before the first byte is asked for.
+Hashing and syncing go on beside fetching: each stream hashes what it brought if it is next in its file, and syncs when
+enough has gathered, so that little of either is left to do after the last byte came. A file that is complete, verified
+and synced is written down, so that a download that was killed fetches only the others again. Disk space is looked at
+and reserved before the first byte is asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import shutil
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -24,6 +26,7 @@ from syncline.chain import Anchor, ChainReader
 from syncline.checkpoint.durable import naming_full_disk, sync_file, sync_folder, write_durably
 from syncline.checkpoint.marker import OwnFiles
 from syncline.errors import ChunkCorrupt, DiskFull, FormatInvalid, LinkMissing, NotFound, StoreMisused
+from syncline.store.buffers import fill_from_file
 from syncline.wire import canonical
 from syncline.wire.limits import MANIFEST_MAX_BYTES
 from syncline.wire.records import AnchorFile
@@ -31,6 +34,8 @@ from syncline.wire.records import AnchorFile
 PART_BYTES = 8 << 20
 """One ranged read, and a stream's scratch."""
 STREAMS = 8
+SYNC_BYTES = 128 << 20
+"""Written to a file before a stream syncs it while the others fetch on."""
 SPARE_BYTES = 64 << 20
 """Left free beside an anchor: the journal of the deltas that follow, and other people's logs."""
 
@@ -49,7 +54,16 @@ class _Pending:
 
     file: AnchorFile
     path: Path
-    parts_left: int
+    parts: int
+    hasher: blake3
+    hashed: int = 0
+    """Parts that went into the hasher, in order."""
+    written: set[int] = field(default_factory=set[int])
+    """Parts in the file that are not hashed yet."""
+    hashing: bool = False
+    """A stream is at it, and takes what others bring meanwhile."""
+    unsynced: int = 0
+    syncing: bool = False
     corrupt: bool = False
 
 
@@ -126,8 +140,8 @@ class AnchorDownload:
         futures: list[Future[None]] = []
         try:
             for item in pending:
-                for offset in range(0, max(1, item.file.size), PART_BYTES):
-                    futures.append(self._pool.submit(self._fetch_part, item, offset))
+                for part in range(item.parts):
+                    futures.append(self._pool.submit(self._fetch_part, item, part))
             wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
                 if future.done():
@@ -153,22 +167,59 @@ class AnchorDownload:
                             raise
             finally:
                 os.close(descriptor)
-        return _Pending(file, path, max(1, -(-file.size // PART_BYTES)))
+        parts = max(1, -(-file.size // PART_BYTES))
+        return _Pending(file, path, parts, blake3(max_threads=blake3.AUTO))
 
-    def _fetch_part(self, item: _Pending, offset: int) -> None:
+    def _fetch_part(self, item: _Pending, part: int) -> None:
+        offset = part * PART_BYTES
         size = min(PART_BYTES, item.file.size - offset)
-        if size > 0:
-            with self._scratch() as buffer:
-                self._read_range(item.file.name, offset, buffer[:size])
+        with self._scratch() as buffer:
+            view = buffer[:size]
+            if size > 0:
+                self._read_range(item.file.name, offset, view)
                 with naming_full_disk(item.path):
-                    _write_at(item.path, buffer[:size], offset)
-        with self._lock:
-            item.parts_left -= 1
-            self._done_bytes += size
-            self._progress("fetch", self._done_bytes, self._anchor.body.size)
-            last = item.parts_left == 0
-        if last:
+                    _write_at(item.path, view, offset)
+            with self._lock:
+                self._done_bytes += size
+                self._progress("fetch", self._done_bytes, self._anchor.body.size)
+                item.written.add(part)
+                mine = not item.hashing and item.hashed == part
+                item.hashing = item.hashing or mine
+            if mine:
+                self._hash(item, view)
+        self._sync_beside(item, size)
+
+    def _hash(self, item: _Pending, view: memoryview) -> None:
+        """Hash the part in `view`, and as many after it as are in the file by then."""
+        item.hasher.update(view)
+        with item.path.open("rb", buffering=0) as file:
+            while self._next_is_written(item):
+                # Read, not mapped: a map would count the whole file as this process's memory.
+                offset = item.hashed * PART_BYTES
+                piece = view[: min(PART_BYTES, item.file.size - offset)]
+                fill_from_file(file.fileno(), offset, piece, name=str(item.path))
+                item.hasher.update(piece)
+        if item.hashed == item.parts:
             self._verify(item)
+
+    def _next_is_written(self, item: _Pending) -> bool:
+        """Count the part just hashed, and say whether the next one can be; if not, whoever brings it goes on."""
+        with self._lock:
+            item.written.discard(item.hashed)
+            item.hashed += 1
+            item.hashing = item.hashed in item.written
+            return item.hashing
+
+    def _sync_beside(self, item: _Pending, size: int) -> None:
+        with self._lock:
+            item.unsynced += size
+            if item.syncing or item.unsynced < SYNC_BYTES:
+                return
+            item.syncing, item.unsynced = True, 0
+        try:
+            sync_file(item.path)
+        finally:
+            item.syncing = False
 
     @contextmanager
     def _scratch(self) -> Generator[memoryview]:
@@ -192,9 +243,7 @@ class AnchorDownload:
             raise ChunkCorrupt(f"{key} is shorter than its manifest says: {error}") from error
 
     def _verify(self, item: _Pending) -> None:
-        with self._scratch() as buffer:
-            found = _blake3_of(item.path, buffer)
-        if found != item.file.blake3:
+        if item.hasher.hexdigest() != item.file.blake3:
             with self._lock:
                 item.corrupt = True
                 self._done_bytes -= item.file.size
@@ -214,15 +263,6 @@ def _write_at(path: Path, view: memoryview, offset: int) -> None:
             done += os.pwrite(descriptor, view[done:], offset + done)
     finally:
         os.close(descriptor)
-
-
-def _blake3_of(path: Path, buffer: memoryview) -> str:
-    """Hash by bounded reads: a map would count the whole file as this process's memory."""
-    hasher = blake3(max_threads=blake3.AUTO)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            hasher.update(buffer[:count])
-    return hasher.hexdigest()
 
 
 def _size(path: Path) -> int:
