@@ -8,9 +8,10 @@ engine.
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from syncline.chain import ChainReader, DeltaStep, Plan, SkipStep, plan
-from syncline.checkpoint import Checkpoint, Marker, materialize
+from syncline.checkpoint import Checkpoint, Marker, let_go, materialize
 from syncline.checkpoint.advancing import forget
 from syncline.checkpoint.download import STREAMS
 from syncline.checkpoint.locks import exclusive
@@ -171,12 +172,22 @@ class NodeCheckpoint:
             with self._files.holding(ref.blake3 for ref in chunks):
                 chain.fetcher.fetch(chain.reader.keys, chunks)
                 checkpoint = Checkpoint.open(self.path)
-                deltas = [self._parsed(chain, step) for step in way.deltas]
-                checkpoint.advance([step.manifest for step in way.deltas], deltas)
+                maps = {ref.blake3: self._files.map(ref.blake3) for ref in chunks}
+
+                def passed() -> None:
+                    # A row of deltas is mapped, and only what is being decoded of it may count as this node's memory.
+                    for chunk in maps.values():
+                        let_go(chunk)
+
+                deltas: list[Delta] = []
+                for step in way.deltas:
+                    deltas.append(self._parsed(chain, step, maps))
+                    passed()
+                checkpoint.advance([step.manifest for step in way.deltas], deltas, passed=passed)
             return True
 
-    def _parsed(self, chain: Chain, step: DeltaStep | SkipStep) -> Delta:
-        chunks = [(ref.blake3, self._files.map(ref.blake3)) for ref in step.chunks]
+    def _parsed(self, chain: Chain, step: DeltaStep | SkipStep, maps: Mapping[str, mmap.mmap]) -> Delta:
+        chunks = [(ref.blake3, maps[ref.blake3]) for ref in step.chunks]
         return Delta.parse(chain.reader.table(step.manifest), chain.run.tiling.tiling, chunks)
 
 

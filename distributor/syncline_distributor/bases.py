@@ -207,7 +207,10 @@ class DiskBase:
         assert self._checkpoint is not None
         self.manifest = None  # until the marker names the new version
         delta = parse_delta(self.table, tiling_of(reader), manifest.chunks, chunks)
-        self._checkpoint.advance([manifest], [delta], points=PUBLISHER_POINTS, executor=self._executor)
+        chunks.let_go()
+        self._checkpoint.advance(
+            [manifest], [delta], points=PUBLISHER_POINTS, executor=self._executor, passed=chunks.let_go
+        )
         self.manifest = manifest
 
     def replace(self, reader: ChainReader, manifest: VersionManifest, source: WeightSource) -> None:

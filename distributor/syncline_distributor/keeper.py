@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from syncline.chain import ChainReader, plan
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
-from syncline.delta import DeltaEncoder, digest_tensor, scatter, stage_tensor
+from syncline.delta import Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
 from syncline.errors import AlreadyExists, DigestMismatch, NotFound
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
@@ -152,7 +152,13 @@ class Keeper:
         tiling = tiling_of(self.reader)
         table = checkpoint.table
         way = plan(Link(anchor.lineage, anchor.version, anchor.base, anchor.epoch), head.version, self.reader)
-        deltas = [parse_delta(table, tiling, step.chunks, self.reader) for step in way.deltas]
+        incoming = FolderSpool(self.state_dir / "skip-incoming")  # a row of deltas is mapped, never held
+        for ref in (ref for step in way.deltas for ref in step.chunks):
+            incoming.add(ref, self.reader.chunk(ref))
+        deltas: list[Delta] = []
+        for step in way.deltas:
+            deltas.append(parse_delta(table, tiling, step.chunks, incoming))
+            incoming.let_go()
         spool = FolderSpool(self.state_dir / "skip-spool")
         uploads = Uploads(self.store, self.reader.keys, spool, executor=None, in_flight=1)
         encoder = DeltaEncoder(
@@ -165,6 +171,7 @@ class Keeper:
             staged = stage_tensor(table, tiling, tensor, live, deltas, executor=self.executor)
             scatter(table.tensors[tensor], tiling, new, staged)
             digests[tensor] = digests[tensor] + encoder.add(tensor, live, new).digest_change
+            incoming.let_go()
         encoded = encoder.finish()
         if total(digests).hex != head.digest:
             raise DigestMismatch(
@@ -188,6 +195,7 @@ class Keeper:
         )
         self._commit(self.reader.keys.skip(head.version, anchor.version), manifest.encode())
         spool.clear()
+        incoming.clear()
         yield reach("publish.skip_put")
         self.metrics.skips.labels(head.run, head.view).inc()
         log.info(

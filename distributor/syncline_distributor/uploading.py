@@ -12,6 +12,7 @@ from typing import Protocol
 
 from typing_extensions import Buffer
 
+from syncline.checkpoint import let_go
 from syncline.errors import AlreadyExists, NotFound, StoreUnavailable
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
@@ -25,6 +26,10 @@ class Spool(Protocol):
     def add(self, ref: ChunkRef, data: bytes) -> None: ...
 
     def chunk(self, ref: ChunkRef) -> Buffer: ...
+
+    def let_go(self) -> None:
+        """Give back memory that chunks of it are mapped to; they stay readable."""
+        ...
 
     def clear(self) -> None: ...
 
@@ -41,6 +46,9 @@ class MemorySpool:
     def chunk(self, ref: ChunkRef) -> Buffer:
         return self._chunks[ref.blake3]
 
+    def let_go(self) -> None:
+        pass  # this memory is all there is
+
     def clear(self) -> None:
         self._chunks.clear()
 
@@ -51,6 +59,7 @@ class FolderSpool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._maps: list[mmap.mmap] = []
         self.clear()
 
     def add(self, ref: ChunkRef, data: bytes) -> None:
@@ -58,9 +67,15 @@ class FolderSpool:
 
     def chunk(self, ref: ChunkRef) -> Buffer:
         with (self._folder / ref.blake3).open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return self._maps[-1]
+
+    def let_go(self) -> None:
+        for mapped in self._maps:
+            let_go(mapped)
 
     def clear(self) -> None:
+        self._maps.clear()
         rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
 

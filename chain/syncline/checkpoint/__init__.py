@@ -7,6 +7,7 @@ from syncline.checkpoint.checkpoint import Checkpoint
 from syncline.checkpoint.download import Progress
 from syncline.checkpoint.folder import WeightFolder, table_of_folder
 from syncline.checkpoint.headers import Header, StoredTensor, header_bytes, read_safetensors_header
+from syncline.checkpoint.mapped import let_go
 from syncline.checkpoint.marker import Marker, OwnFiles
 from syncline.checkpoint.materialize import materialize
 from syncline.checkpoint.ties import Tie, declared_ties
@@ -25,6 +26,7 @@ __all__ = [
     "WeightFolder",
     "declared_ties",
     "header_bytes",
+    "let_go",
     "materialize",
     "read_safetensors_header",
     "table_of_folder",

@@ -3,13 +3,14 @@
 Order: the changes of every tensor are decoded against the files and written to the journal; the digest that they lead
 to is compared with the manifest's; the journal is synced and sealed; the files are patched and synced; the marker is
 renamed into place; the journal is removed. Before the seal nothing has happened, after it everything will. Memory
-holds the staged changes of one tensor. The caller holds the exclusive lock.
+holds the staged changes of a few frames, and what is mapped is let go as it is passed. The caller holds the exclusive
+lock.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from syncline import faults
 from syncline.checkpoint.durable import naming_full_disk, remove_durably, write_durably
 from syncline.checkpoint.journal import Change, Intent, JournalWriter, SealedJournal
-from syncline.checkpoint.mapped import Places, mapped_units
+from syncline.checkpoint.mapped import Places, let_go, mapped_units
 from syncline.checkpoint.marker import Marker, OwnFiles, read_marker
 from syncline.checkpoint.patching import patch
 from syncline.delta import Delta, stage_tensor
@@ -33,6 +34,10 @@ from syncline.errors import (
 from syncline.wire.digest import Digest
 from syncline.wire.records import VersionManifest
 from syncline.wire.tensors import TensorTable
+from syncline.wire.tiling import FrameGrid
+
+STAGED_BYTES = 16 << 20
+"""Weights whose changes are staged together: what is held of a tensor that is larger than a node's memory."""
 
 
 class AdvancePoints(NamedTuple):
@@ -81,8 +86,12 @@ def advance_in_place(
     marker: Marker,
     points: AdvancePoints,
     executor: Executor | None,
+    passed: Callable[[], None] = lambda: None,
 ) -> Marker:
-    """Apply deltas to the folder whose marker, in the file `state`, is `marker`. Returns the new marker."""
+    """Apply deltas to the folder whose marker, in the file `state`, is `marker`. Returns the new marker.
+
+    `passed` is called now and then: the caller's turn to let go of chunks that it has mapped.
+    """
     check_path(marker, manifests)
     target = manifests[-1]
     new_marker = Marker.of(target, marker.tiling)
@@ -96,13 +105,16 @@ def advance_in_place(
             spec = table.tensors[tensor]
             file, place = places[spec.name]
             live = mapped_units(path / file, place)
-            staged = stage_tensor(table, tiling, tensor, live, deltas, executor=executor)
-            digest = digest + staged.digest_change
             grid = spec.grid(tiling)
-            for frame in staged.frames:
-                journal.add(
-                    Change(files.index(file), place.offset, grid.frame(frame.frame), frame.positions, frame.new)
-                )
+            for part in _parts(tensor, grid, spec.unit_bytes, deltas):
+                staged = stage_tensor(table, tiling, tensor, live, part, executor=executor)
+                digest = digest + staged.digest_change
+                for frame in staged.frames:
+                    journal.add(
+                        Change(files.index(file), place.offset, grid.frame(frame.frame), frame.positions, frame.new)
+                    )
+                let_go(live)
+            passed()
         if digest.hex != target.digest:
             raise DigestMismatch(
                 f"{path} at version {marker.version} would become {digest.hex}, version {target.version} is "
@@ -115,6 +127,26 @@ def advance_in_place(
         raise FormatInvalid(f"{own.journal} was sealed and cannot be found any more; materialize the checkpoint again")
     _finish(path, sealed, points)
     return new_marker
+
+
+def _parts(tensor: int, grid: FrameGrid, unit_bytes: int, deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
+    """The same deltas of one tensor, some frames at a time."""
+    layers = [delta.frames(tensor) for delta in deltas]
+    some: list[int] = []
+    held = 0
+
+    def part() -> list[Delta]:
+        return [Delta({tensor: {i: layer[i] for i in some if i in layer}}) for layer in layers]
+
+    for index in sorted({index for layer in layers for index in layer}):
+        size = grid.frame(index).units * unit_bytes
+        if some and held + size > STAGED_BYTES:
+            yield part()
+            some, held = [], 0
+        some.append(index)
+        held += size
+    if some:
+        yield part()
 
 
 def recover(path: Path) -> str | None:

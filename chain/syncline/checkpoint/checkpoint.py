@@ -9,7 +9,7 @@ anything.
 from __future__ import annotations
 
 import errno
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,9 +148,10 @@ class Checkpoint:
         *,
         points: AdvancePoints = NODE_POINTS,
         executor: Executor | None = None,
+        passed: Callable[[], None] = lambda: None,
     ) -> None:
         """Apply deltas that lead, in order, to the versions of `manifests`, in one journaled change to the last of
-        them.
+        them. `passed` is called between tensors: the caller's turn to let go of chunks that it has mapped.
 
         CheckpointBusy while somebody loads or writes the folder; DigestMismatch, FrameCorrupt, LayoutRefused,
         LineageChanged, EpochRegressed and DiskFull leave it as it was.
@@ -174,6 +175,7 @@ class Checkpoint:
                 marker=marker,
                 points=points,
                 executor=executor,
+                passed=passed,
             )
 
     def _read_marker(self) -> None:

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.checkpoint.durable import naming_full_disk, remove_durably, sync_folder
+from syncline.checkpoint.mapped import let_go
 from syncline.checkpoint.marker import Marker
 from syncline.errors import FormatInvalid
 from syncline.wire import canonical
@@ -41,6 +42,7 @@ from syncline.wire.tiling import Frame
 HEADER_MAGIC = b"SLJNL\0\1\0"
 FOOTER_MAGIC = b"SLJEND\0\0"
 RECORD_MAGIC = 0x524A4C53  # `SLJR`
+LET_GO_BYTES = 16 << 20
 _LENGTH = struct.Struct("<8sII")
 _RECORD = struct.Struct("<IIIIQQQQQQ")
 _FOOTER = struct.Struct("<8sQQ")
@@ -143,7 +145,7 @@ class JournalWriter:
 
 
 class SealedJournal:
-    """A journal that is to be replayed. Mapped, not read: its size is that of the changes."""
+    """A journal that is to be replayed. Mapped, and let go behind the reader: its size is that of the changes."""
 
     def __init__(self, path: Path, intent: Intent, view: memoryview, records: int, start: int) -> None:
         self._path = path
@@ -177,8 +179,11 @@ class SealedJournal:
 
     def changes(self) -> Iterator[Change]:
         """All records in order, each checked; arrays are views of the map."""
-        at = self._start
+        at = kept = self._start
         for number in range(self._records):
+            if at - kept > LET_GO_BYTES:
+                let_go(self._view)
+                kept = at
             what = f"record {number}"
             if at + _RECORD.size + _CRC.size > len(self._view):
                 raise _damaged(self._path, what)

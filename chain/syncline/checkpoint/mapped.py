@@ -40,6 +40,18 @@ def places_of(path: Path, table: TensorTable) -> Places:
     return places
 
 
+def let_go(mapped: mmap.mmap | memoryview | NDArray[Any]) -> None:
+    """Give back the memory of a mapped file, or of a view of one. The view stays good: what is read of it again comes
+    from the page cache. Does nothing for other memory."""
+    held: object = mapped
+    while isinstance(held, np.ndarray):
+        held = held.base  # pyright: ignore[reportUnknownMemberType]
+    if isinstance(held, memoryview):
+        held = held.obj
+    if isinstance(held, mmap.mmap):
+        held.madvise(mmap.MADV_DONTNEED)
+
+
 def mapped_units(file: Path, place: StoredTensor) -> NDArray[Any]:
     """A tensor's units; not aligned in memory where the file does not align them."""
     kind = np.dtype(f"<u{place.unit_bytes}")
