@@ -42,6 +42,12 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
     )  # fmt: skip
     flag("target", None, "the watched file that says what to serve", metavar="FILE")
     flag("node-dir", None, "folder of this node: chunks, checkpoint and the arm's socket", metavar="DIR")
+    flag(
+        "distributor",
+        None,
+        "the run's distributor, where it is in reach: new versions are heard of at once",
+        metavar="URL",
+    )
     flag("consumers-store", None, "store for heartbeats and leases; the last --store unless given", metavar="URL")
     for name, default in (("cluster", "local"), ("namespace", "default"), ("pool", "default"), ("node", "node-0")):
         flag(name, default, f"name of this {name} in heartbeats and metrics")
@@ -67,6 +73,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
             node=checked_name(given.node, "node"),
             host=given.host,
             port=int(given.port),
+            distributor=given.distributor,
             consumers_store=given.consumers_store,
             fetch_workers=int(given.fetch_workers),
             token=given.token,

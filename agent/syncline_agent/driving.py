@@ -19,7 +19,8 @@ class Driven:
         self._name = name
         self._tick = tick
         self._log = log
-        self._stop = threading.Event()
+        self._ended = False
+        self._bell = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -29,15 +30,24 @@ class Driven:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def wake(self) -> None:
+        """Tick now rather than when the last tick said."""
+        self._bell.set()
+
     def stop(self, timeout_seconds: float = 5.0) -> None:
         """Ask it to end and wait that long; a tick that blocks longer is left behind, as a kill would."""
-        self._stop.set()
+        self._ended = True
+        self._bell.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         delay = 0.0
-        while not self._stop.wait(delay):
+        while True:
+            self._bell.wait(delay)
+            if self._ended:
+                return
+            self._bell.clear()
             try:
                 delay = self._tick()
             except Exception:

@@ -19,6 +19,7 @@ from syncline.store.base import WeightStore
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
 from syncline_agent.background import Background, Chain, NodeCheckpoint
+from syncline_agent.doorbell import Doorbell
 from syncline_agent.driving import Driven
 from syncline_agent.engine import Engine
 from syncline_agent.fetch import Fetcher, Source
@@ -109,6 +110,10 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         Driven("heart", node.heart.tick, log),
         Driven("background", node.background.tick, log),
     ]
+    bells: list[Driven] = []
+    if settings.distributor is not None:
+        bell = Doorbell(settings.distributor, node.reporter.read, machines[0].wake)
+        bells.append(Driven("doorbell", bell.tick, log))
     app = make_app(
         node.reporter.read,
         heartbeats=lambda: node.heart.state,
@@ -126,11 +131,13 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         site = web.TCPSite(runner, settings.host, settings.port)
         await site.start()
         log.info("serving", host=settings.host, port=runner.addresses[0][1], socket=str(settings.socket))
-        for machine in machines:
+        for machine in (*machines, *bells):
             machine.start()
         await stop.wait()
     finally:
         log.info("stopping")
+        for waiting in bells:
+            waiting.stop(0.0)  # in the middle of a long poll, which nobody needs to the end
         for machine in reversed(machines):
             await asyncio.to_thread(machine.stop)
         await asyncio.to_thread(node.heart.beat, node.reporter.status, leaving=True)

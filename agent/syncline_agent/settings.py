@@ -41,6 +41,8 @@ class AgentSettings:
     node: str = "node-0"
     host: str = "127.0.0.1"
     port: int = 0
+    distributor: str | None = None
+    """Where the run's distributor answers, if this node reaches it: new versions are then heard of at once."""
     consumers_store: str | None = None
     """Where heartbeats and leases go; the last of `stores` unless told otherwise."""
     fetch_workers: int = 4

@@ -1,0 +1,46 @@
+"""Hears of a new version at once, where the distributor is in reach: a long poll of its `/head`, which wakes the follower.
+
+Only a hint. What is served is decided from the store; a distributor that is down, lies or is another run's costs a poll and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+from syncline_agent.status import Status
+
+WAIT_SECONDS = 25.0
+"""How long the distributor may hold a request: below what proxies between clusters' nodes cut."""
+ANSWER_MAX_BYTES = 4096
+TROUBLE_SECONDS = 5.0
+
+
+class Doorbell:
+    """A state machine whose `tick` is one long poll."""
+
+    def __init__(self, url: str, status: Callable[[], Status], ring: Callable[[], None]) -> None:
+        self._url = url.rstrip("/")
+        self._status = status
+        self._ring = ring
+        self._heard = 0
+
+    def tick(self) -> float:
+        """Wait for a version after the newest one known here; returns the seconds until the next call."""
+        after = max(self._heard, self._status().head or 0)
+        request = f"{self._url}/head?after={after}&timeout={WAIT_SECONDS:g}"
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_SECONDS + 10) as answer:
+                if answer.status != 200:
+                    return 0.0  # nothing new
+                version = json.loads(answer.read(ANSWER_MAX_BYTES))["version"]
+        except (OSError, ValueError, KeyError, TypeError):
+            self._heard = 0  # another distributor may answer next, of a run that was created again
+            return TROUBLE_SECONDS
+        if not isinstance(version, int) or version <= after:
+            return TROUBLE_SECONDS
+        self._heard = version
+        self._ring()
+        return 0.0
