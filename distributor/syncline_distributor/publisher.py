@@ -31,6 +31,7 @@ from syncline_distributor.committing import Writer, create_or_read_run, new_nonc
 from syncline_distributor.drafting import Draft, Drafter, Laps, empty_draft, put_table
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.measuring import PublishMeasures
+from syncline_distributor.remarks import Remarks
 from syncline_distributor.settings import PublishSettings
 from syncline_distributor.steps import Steps, reach, run_steps
 from syncline_distributor.uploading import Uploads
@@ -56,15 +57,6 @@ class Published:
     @property
     def statistics(self) -> Statistics:
         return self.manifest.statistics
-
-
-@dataclass(frozen=True, slots=True)
-class _Remarks:
-    """What the trainer says about a version."""
-
-    step: int | None
-    parent: int | None
-    labels: dict[str, str]
 
 
 class Publisher:
@@ -176,7 +168,7 @@ class Publisher:
                 draft,
                 head.tensors,
                 epoch=head.epoch + 1,
-                remarks=_Remarks(head.step, head.version, {}),
+                remarks=Remarks(head.step, head.version, {}),
                 nonce=new_nonce(self._random),
             )
             other = writer.commit(taken)
@@ -208,12 +200,12 @@ class Publisher:
         writer = self._writer
         assert writer is not None
         self._check_writer(writer)
-        if parent is not None and (self._head is None or not 0 < parent <= self._head.version):
+        remarks = Remarks.of(step, parent, labels)
+        if remarks.parent is not None and (self._head is None or not 0 < remarks.parent <= self._head.version):
             raise Rejected(
                 f"parent {parent} is no committed version; head is {self._head.version if self._head else 'missing'}"
             )
         source = self._source(weights)
-        remarks = _Remarks(step, parent, dict(labels or {}))
         laps = Laps(self._clock)
         earlier: VersionManifest | None = None
         while True:
@@ -290,7 +282,7 @@ class Publisher:
         return draft
 
     def _manifest(
-        self, writer: Writer, draft: Draft, tensors: ObjectRef, *, epoch: int, remarks: _Remarks, nonce: str
+        self, writer: Writer, draft: Draft, tensors: ObjectRef, *, epoch: int, remarks: Remarks, nonce: str
     ) -> VersionManifest:
         head = self._head
         return VersionManifest(
@@ -386,7 +378,7 @@ class Publisher:
         return int(self._clock.now() * 1000)
 
 
-def _repeats(draft: Draft, earlier: VersionManifest, remarks: _Remarks) -> bool:
+def _repeats(draft: Draft, earlier: VersionManifest, remarks: Remarks) -> bool:
     same_remarks = (remarks.step, remarks.labels) == (earlier.step, earlier.labels)
     same_parent = remarks.parent is None or remarks.parent == earlier.parent
     return same_remarks and same_parent and draft.base == earlier.version and draft.statistics.changed_units == 0

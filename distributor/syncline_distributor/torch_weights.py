@@ -23,11 +23,22 @@ DTYPES = {getattr(torch, torch_name): name for torch_name, name in _NAMES.items(
 
 
 def leaf(name: str, tensor: torch.Tensor) -> Leaf:
-    """A leaf whose `read` brings the tensor to the CPU when it is called, never before."""
+    """A leaf whose `read` brings the tensor to the CPU when it is called, never before.
+
+    LayoutRefused for what holds no bits of its own: a wrapper, a tensor without data, one whose memory was given back.
+    """
+    if _dispatch(type(tensor)) is not _dispatch(torch.Tensor) or tensor.is_nested:
+        raise LayoutRefused(
+            f"{name} is a {type(tensor).__name__}, which is no plain tensor; gather it first (full_tensor, dequantize)"
+        )
     kind = DTYPES.get(tensor.dtype)
     if kind is None or tensor.layout is not torch.strided:
         raise LayoutRefused(
             f"{name}: {tensor.dtype} ({tensor.layout}) has no safetensors dtype; convert it before publishing"
+        )
+    if tensor.is_meta or tensor.untyped_storage().nbytes() < _storage_needed(tensor):
+        raise LayoutRefused(
+            f"{name} has no memory behind it (a meta tensor, or one whose shards were freed); gather it before publishing"
         )
     shape = tuple(tensor.shape)
     if kind == "F4":  # two codes a byte; safetensors counts elements
@@ -37,5 +48,19 @@ def leaf(name: str, tensor: torch.Tensor) -> Leaf:
 
 
 def _units(tensor: torch.Tensor, unit_bytes: int) -> NDArray[Any]:
-    plain = tensor.detach().to("cpu").contiguous()
+    # Lazy conjugation and negation are in no bit of the memory until they are resolved.
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().view(UNIT_TYPES[unit_bytes])
+
+
+def _storage_needed(tensor: torch.Tensor) -> int:
+    """Bytes of storage up to the tensor's last element."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
+
+
+def _dispatch(kind: type[torch.Tensor]) -> object:
+    """What a tensor class does with operations: a wrapper has a handler of its own."""
+    return getattr(kind, "__torch_dispatch__", None)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.checkpoint.headers import METADATA
 from syncline.checkpoint.ties import EMBEDDINGS, HEADS
 from syncline.errors import LayoutRefused, TiedWeightsDiffer
 from syncline.wire import dtypes
@@ -140,10 +141,15 @@ def owner_first(names: list[str]) -> list[str]:
 
 
 def make_table(groups: list[tuple[list[str], str, tuple[int, ...]]], column_split: tuple[str, ...]) -> TensorTable:
-    """A table from (names of one storage, dtype, shape). LayoutRefused for what the format cannot hold."""
+    """A table from (names of one storage, dtype, shape). LayoutRefused for what the format or a servable checkpoint
+    cannot hold."""
+    if not groups:
+        raise LayoutRefused("there are no tensors to publish; no engine could load such a version")
     specs: list[TensorSpec] = []
     for names, dtype, shape in groups:
         owner, *aliases = owner_first(names)
+        if METADATA in names:
+            raise LayoutRefused(f"a tensor cannot be called {METADATA}: safetensors keeps that name for itself")
         axis = split_axis(owner, list(shape), column_split)
         try:
             specs.append(TensorSpec(name=owner, dtype=dtype, shape=list(shape), axis=axis, aliases=sorted(aliases)))
@@ -169,8 +175,10 @@ def flat_units(array: NDArray[Any], unit_bytes: int) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).view(UNIT_TYPES[unit_bytes])
 
 
-def leaf(name: str, value: object) -> Leaf:
-    """A mapping's value as a leaf. LayoutRefused for what is no tensor."""
+def leaf(name: object, value: object) -> Leaf:
+    """A mapping's value as a leaf. LayoutRefused for what is no tensor, or has no name."""
+    if not isinstance(name, str):
+        raise LayoutRefused(f"{name!r} is a {type(name).__name__}; a tensor's name is a string")
     if isinstance(value, Bits):
         expected = dtypes.dtype(value.dtype).unit_bytes
         if value.units.itemsize != expected or value.units.size != dtypes.units(value.dtype, value.shape):
@@ -179,7 +187,11 @@ def leaf(name: str, value: object) -> Leaf:
                 f"{dtypes.units(value.dtype, value.shape)} units of {expected} bytes, "
                 f"not {value.units.size} of {value.units.itemsize}"
             )
-        return Leaf(value.dtype, value.shape, _memory(value.units), lambda: flat_units(value.units, expected))
+        if value.units.dtype.byteorder == ">":
+            raise LayoutRefused(f"{name}: the units are big-endian; give them in little-endian order")
+        return Leaf(
+            value.dtype, value.shape, _memory(value.units, value.dtype), lambda: flat_units(value.units, expected)
+        )
     if isinstance(value, np.ndarray):
         array: NDArray[Any] = value  # pyright: ignore[reportUnknownVariableType]
         kind = _NUMPY_NAMES.get(array.dtype.name)
@@ -187,7 +199,7 @@ def leaf(name: str, value: object) -> Leaf:
             raise LayoutRefused(
                 f"{name}: NumPy dtype {array.dtype} is not one of {', '.join(_NUMPY_NAMES)}; give Bits instead"
             )
-        return Leaf(kind, array.shape, _memory(array), lambda: flat_units(array, dtypes.dtype(kind).unit_bytes))
+        return Leaf(kind, array.shape, _memory(array, kind), lambda: flat_units(array, dtypes.dtype(kind).unit_bytes))
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(value, torch_module.Tensor):
         from syncline_distributor import torch_weights  # torch is loaded already: the trainer's own
@@ -196,8 +208,8 @@ def leaf(name: str, value: object) -> Leaf:
     raise LayoutRefused(f"{name} is a {type(value).__name__}, not a torch.Tensor, a NumPy array or Bits")
 
 
-def _memory(array: NDArray[Any]) -> tuple[Any, ...]:
-    return ("cpu", array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides)
+def _memory(array: NDArray[Any], kind: str) -> tuple[Any, ...]:
+    return ("cpu", array.__array_interface__["data"][0], kind, array.shape, array.strides)
 
 
 def mapping_weights(
