@@ -121,3 +121,33 @@ def test_the_models_and_the_status_name_what_is_served(engine: Any) -> None:
         status["arm"],
         status["requests"],
     )
+
+
+def test_an_id_that_is_in_flight_is_not_taken_twice(engine: Any) -> None:
+    events = engine.stream(request_id="same", max_tokens=400)
+    next(events)
+    answer = engine.http.post("/v1/completions", json={"prompt": "1", "request_id": "same"})
+    assert (409, "request_id") == (answer.status_code, answer.json()["error"]["param"])
+    assert 400 == sum(len(e["choices"][0]["token_ids"]) for e in events) + 1
+    assert "cmpl-same" == engine.complete(request_id="same", max_tokens=1)["id"]
+
+
+@pytest.mark.parametrize("given", [b"\xff\xfe", b"x" * 257])
+def test_an_id_in_the_header_that_no_span_table_could_name_is_refused(engine: Any, given: bytes) -> None:
+    answer = engine.http.post("/v1/completions", json={"prompt": "1"}, headers={"X-Request-Id": given})
+    assert (400, "request_id") == (answer.status_code, answer.json()["error"]["param"])
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"[" * 100_000, "application/json"),
+        (b"{}", "application/json; charset=klingon"),
+        (b"\xff", "application/json"),
+    ],
+    ids=["too deep", "an unknown charset", "not UTF-8"],
+)
+def test_a_body_that_is_no_json_is_refused_in_openai_s_shape(engine: Any, body: bytes, kind: str) -> None:
+    answer = engine.http.post("/v1/completions", content=body, headers={"Content-Type": kind})
+    assert 400 == answer.status_code
+    assert "the body is not JSON" in answer.json()["error"]["message"]

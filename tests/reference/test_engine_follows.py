@@ -256,3 +256,80 @@ def test_no_token_leaves_that_was_computed_with_bits_which_were_not_read_back(
     agent.undo(1)
     assert agent.sweep().proven
     tiny.check_replay(engine.complete()["choices"][0])
+
+
+def test_what_a_failed_commit_held_back_fails_even_when_the_undo_comes_before_the_next_step(
+    tiny: Any, agent: ArmServer, engine_here: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_here()
+    assert agent.wait_connected(10)
+    running = engine.engine.running
+    decoder, forward = running.scheduler._decoder, running.scheduler._decoder.forward
+    confirm, stepping, undone = running.live.confirm, threading.Event(), threading.Event()
+
+    def held_back_then_unread(target: int) -> object:
+        # The answer ends with this step, so it has left the running sequences when the commit turns out bad.
+        wait_until(lambda: bool(running.scheduler._held))
+        monkeypatch.setattr(decoder, "forward", slow_forward)
+        stepping.wait(10)
+        raise EngineUncertain("the device is full")
+
+    def slow_forward(*rows: Any) -> Any:
+        stepping.set()
+        undone.wait(10)
+        return forward(*rows)
+
+    monkeypatch.setattr(running.live, "confirm", held_back_then_unread)
+    agent.stage(tiny.request(1, 2))
+    with ThreadPoolExecutor(1) as client:
+        events = engine.stream(max_tokens=490)
+        next(events)
+        rest = client.submit(lambda: list(events))
+        with pytest.raises(EngineUncertain):
+            agent.commit(2, Policy.KEEP)
+        monkeypatch.setattr(running.live, "confirm", confirm)
+        undo = client_of(lambda: agent.undo(1))
+        wait_until(lambda: running.scheduler._gate.wanted)
+        undone.set()
+        undo.join(10)
+        last = rest.result(30)[-1]
+    assert "error" in last
+    assert agent.sweep().proven
+    tiny.check_replay(engine.complete()["choices"][0])
+
+
+def client_of(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def test_a_config_that_nobody_foresaw_is_said_and_the_engine_starts_when_it_is_mended(
+    tiny: Any, engine_here: Start
+) -> None:
+    file = tiny.checkpoint / "config.json"
+    good = file.read_text()
+    file.write_text(good.replace("{", '{"rope_parameters": [1], ', 1))
+    engine = engine_here(ready=False)
+    wait_until(lambda: "can be loaded" in engine.http.get("/readyz").json()["reason"])
+    file.write_text(good)
+    engine.wait_ready()
+
+
+def test_sweeps_go_on_after_one_that_could_not_end(
+    tiny: Any, engine_here: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_here(sweep_interval_s=0.05)
+    live = engine.engine.running.live
+    sweep, tries = live.sweep, []
+
+    def once_out_of_memory(**how: Any) -> object:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("the device is full")
+        return sweep(**how)
+
+    monkeypatch.setattr(live, "sweep", once_out_of_memory)
+    wait_until(lambda: len(tries) > 2)
+    live._memory.units(3)[17] ^= 1
+    wait_until(lambda: live.error is not None)

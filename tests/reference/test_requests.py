@@ -94,6 +94,8 @@ def test_null_is_the_default_and_neutral_values_ask_for_nothing() -> None:
         ({"stream_options": {"chunks": 1}}, "stream_options"),
         ({"stream_options": []}, "stream_options"),
         ({"request_id": ""}, "request_id"),
+        ({"request_id": "\ud800"}, "request_id"),
+        ({"request_id": "a\nb"}, "request_id"),
         ({"model": "another"}, "model"),
         ({"echo": True}, "echo"),
         ({"best_of": 2}, "best_of"),

@@ -20,11 +20,12 @@ from syncline.metrics import Metrics
 from syncline_agent.reference import answers
 from syncline_agent.reference.answers import Answer, Header
 from syncline_agent.reference.choices import Choice, Output
-from syncline_agent.reference.requests import BadRequest, CompletionRequest, Limits, parse
+from syncline_agent.reference.requests import BadRequest, CompletionRequest, Limits, checked_id, parse
 from syncline_agent.reference.scheduler import Scheduler
 from syncline_agent.reference.stopping import TextStream
 
 RETRY_AFTER_S = "1"
+STATUS = {"model_not_found": 404, "request_id_in_use": 409}
 
 
 class Completions:
@@ -38,18 +39,30 @@ class Completions:
         self._clock = clock
         self._random = randomness
         self._metrics = metrics
+        self._names: set[str] = set()
+        """Of the requests in flight: spans are told by them."""
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         try:
             request = parse(await _json(http), self._limits, self._random)
+            given = request.request_id or checked_id(http.headers.get("X-Request-Id"))
+            if given in self._names:
+                raise BadRequest(f"a request {given} is in flight already", "request_id", code="request_id_in_use")
         except BadRequest as refusal:
             self._metrics.requests.labels(outcome="refused").inc()
-            status = 404 if refusal.code == "model_not_found" else 400
+            status = STATUS.get(refusal.code, 400)
             kind = "invalid_request_error"
             return web.json_response(
                 answers.error(str(refusal), kind=kind, param=refusal.param, code=refusal.code), status=status
             )
-        name = request.request_id or http.headers.get("X-Request-Id") or f"{self._random.getrandbits(96):024x}"
+        name = given or f"{self._random.getrandbits(96):024x}"
+        self._names.add(name)
+        try:
+            return await self._serve(http, request, name)
+        finally:
+            self._names.discard(name)
+
+    async def _serve(self, http: web.Request, request: CompletionRequest, name: str) -> web.StreamResponse:
         header = Header(f"cmpl-{name}", int(self._clock.now()), self._limits.model)
         collected = [
             Answer(number, prompt) for number, prompt in enumerate(p for p in request.prompts for _ in range(request.n))
@@ -154,7 +167,7 @@ class Completions:
 async def _json(http: web.Request) -> Any:
     try:
         return json.loads(await http.text())
-    except (ValueError, UnicodeError) as error:
+    except (ValueError, LookupError, RecursionError) as error:  # not UTF-8, an unknown charset, too deep
         raise BadRequest(f"the body is not JSON: {error}") from error
 
 

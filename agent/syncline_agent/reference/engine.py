@@ -14,7 +14,7 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
-from syncline.errors import DigestMismatch, SourceNotReady, SynclineError
+from syncline.errors import DigestMismatch, SourceNotReady
 from syncline.metrics import Metrics
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
@@ -107,11 +107,11 @@ class ReferenceEngine:
             self._running.scheduler.stop()
 
     def _keep(self) -> None:
-        loaded = self._load()
-        if loaded is None:
+        found = self._load()
+        if found is None:
             return
-        live, settings = loaded.live, self.settings
-        decoder = Decoder(loaded.config, loaded.weights, slots=settings.slots, max_len=settings.max_len)
+        (loaded, decoder), settings = found, self.settings
+        live = loaded.live
         scheduler = Scheduler(
             decoder, live, clock=self._clock, metrics=self._metrics, patience=settings.patience, log=self._log
         )
@@ -131,16 +131,18 @@ class ReferenceEngine:
         while not self._stopping.wait(settings.sweep_interval_s):
             self._sweep(live, arm)
 
-    def _load(self) -> Loaded | None:
-        """Weights, as soon as there are any; None when told to stop first."""
+    def _load(self) -> tuple[Loaded, Decoder] | None:
+        """Weights, as soon as there are any, and what computes with them; None when told to stop first."""
+        settings = self.settings
         while not self._stopping.is_set():
             try:
-                loaded = load(self.settings.checkpoint, device=self.settings.device, clock=self._clock)
+                loaded = load(settings.checkpoint, device=settings.device, clock=self._clock)
+                decoder = Decoder(loaded.config, loaded.weights, slots=settings.slots, max_len=settings.max_len)
             except SourceNotReady as error:
                 self._waiting_for = str(error)
                 self._stopping.wait(LOOK_S)
-            except (SynclineError, OSError) as error:
-                self._log.error("checkpoint not loaded", reason=str(error))
+            except Exception as error:  # a config or a device that nobody foresaw: said, and tried again
+                self._log.error("checkpoint not loaded", error=type(error).__name__, reason=str(error))
                 self._waiting_for = f"a checkpoint that can be loaded: {error}"
                 self._stopping.wait(RETRY_S)
             else:
@@ -153,7 +155,7 @@ class ReferenceEngine:
                     self._metrics.digest_failures.labels(
                         run="", view=applied.view, pool=self.settings.pool, phase="load"
                     ).inc()
-                return loaded
+                return loaded, decoder
         return None
 
     def _sweep(self, live: LiveWeights, arm: ArmClient) -> None:
@@ -165,6 +167,8 @@ class ReferenceEngine:
             self._log.error("sweep failed", reason=str(error))
             view = live.applied.view if live.applied else ""
             self._metrics.digest_failures.labels(run="", view=view, pool=self.settings.pool, phase="sweep").inc()
+        except Exception:  # a device without room for a slice: the next sweep must come all the same
+            self._log.exception("sweep did not end")
         finally:
             self._metrics.sweep_seconds.observe(self._clock.monotonic() - began)
             arm.notify()

@@ -122,8 +122,15 @@ def parse(body: Any, limits: Limits, randomness: random.Random) -> CompletionReq
         include_usage=_include_usage(body.get("stream_options")),
         return_token_ids=fields.flag("return_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
-        request_id=fields.text("request_id", None),
+        request_id=checked_id(fields.text("request_id", None)),
     )
+
+
+def checked_id(given: str | None) -> str | None:
+    """A request's id, from body or header, that span tables and logs can carry as it is."""
+    if given is not None and not (0 < len(given) <= 256 and given.isascii() and given.isprintable()):
+        raise BadRequest("a request id must be 1 to 256 printable ASCII characters", "request_id")
+    return given
 
 
 class _Fields:

@@ -146,6 +146,9 @@ class Scheduler:
         return {choice.request_id: len(choice.tokens) for choice in self._active}
 
     def _written(self, policy: Policy) -> None:
+        if self._held is not None:
+            # The write before this one was never read back, and this one came before the loop saw it fail.
+            self._finish_all(None, error=self._live.error or "a write could not be read back; ask again")
         if policy is Policy.ABORT:
             for choice in list(self._active):
                 self._end(choice, Output(choice.number, spans=tuple(choice.spans), finish=Finish.ABORT))
