@@ -1,7 +1,8 @@
 """`syncline demo`: a real asynchronous RL loop on this machine, and the proof that every engine holds the trainer's bits.
 
 One trainer learns by GRPO in its own process; two engines generate every rollout; weights travel only through store, distributor
-and agents. It fails (exit code 9) when a digest differs or the reward did not rise, and when a log-probability differs by more than 0.05.
+and agents. It fails when a digest differs or the reward did not rise (exit code 9), and when a process ends by itself (1), as the trainer
+does when a log-probability differs by more than 0.05.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,42 +22,61 @@ import typer
 from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
 from syncline.clock import SystemClock
-from syncline.errors import LinkMissing
+from syncline.errors import SynclineError
 from syncline.store.open import open_store
 from syncline_cli.context import head_or_none
 from syncline_cli.demo import display, fleet
 from syncline_cli.demo.processes import Processes
 from syncline_cli.output import EXIT_DIFFERENT, Output
 
-START_TIMEOUT_S = 120.0
+STALL_TIMEOUT_S = 180.0
 CATCH_UP_TIMEOUT_S = 60.0
+JUDGED_STEPS = 5
+"""With fewer steps there is no first and last fifth, and the reward is shown but not judged."""
+
+
+class StoreKind(StrEnum):
+    """Where the demo's weights go through."""
+
+    LOCAL = "local"
+    S3 = "s3"
+
+
+class DemoStalled(SynclineError):
+    """Nothing moved for too long, though every process lives."""
 
 
 def demo(
     store: Annotated[
-        str, typer.Option("--store", help="local: a folder; s3: a SeaweedFS that the demo starts.")
-    ] = "local",
-    steps: Annotated[int, typer.Option("--steps", help="Optimizer steps.")] = 24,
+        StoreKind, typer.Option("--store", help="local: a folder; s3: a SeaweedFS that the demo starts.")
+    ] = StoreKind.LOCAL,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Optimizer steps; with fewer than 5 the reward is not judged.")
+    ] = 24,
     seed: Annotated[int, typer.Option("--seed", help="Of the trainer and the sampling.")] = 1,
     start: Annotated[
-        Path | None, typer.Option("--start", help="Checkpoint to train from; default: the one that ships.")
+        Path | None,
+        typer.Option(
+            "--start", exists=True, file_okay=False, help="Checkpoint to train from; default: the one that ships."
+        ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Keep everything here; default: a temporary folder.")
+        Path | None,
+        typer.Option(
+            "--dir", file_okay=False, help="Keep everything here; default: a temporary folder, removed after success."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document at the end.")] = False,
 ) -> None:
     """Run a small RL training with two engines through Syncline, and prove the result."""
     output = Output(as_json=as_json)
-    home = Path(tempfile.mkdtemp(prefix="syncline-demo-")) if folder is None else folder
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise typer.BadParameter(f"{folder} is not empty", param_hint="--dir")
+    home = Path(tempfile.mkdtemp(prefix="syncline-demo-")) if folder is None else folder
     good = False
     try:
-        with fleet.store_of(store, home) as (url, environment):
-            os.environ.update(environment)
-            with Processes(home / "logs") as processes:
-                good = _run(output, processes, home, url, environment, steps=steps, seed=seed, start=start)
+        with fleet.store_of(store.value, home) as (url, environment), Processes(home / "logs") as processes:
+            good = _run(output, processes, home, url, environment, steps=steps, seed=seed, start=start)
     finally:
         if folder is None and good:
             shutil.rmtree(home, ignore_errors=True)
@@ -91,9 +113,10 @@ def _run(
         ],
         environment=environment,
     )
-    follower = _Follower(output, running, ChainReader(open_store(url), fleet.RUN))
+    reader = ChainReader(open_store(url, environ={**os.environ, **environment}), fleet.RUN)
+    follower = _Follower(output, running, reader)
     with events.open(encoding="utf-8") as lines:
-        deadline = clock.monotonic() + START_TIMEOUT_S
+        deadline = clock.monotonic() + STALL_TIMEOUT_S
         while follower.end is None:
             processes.check()
             moved = False
@@ -102,15 +125,23 @@ def _run(
                 moved = True
             follower.look()
             if moved:
-                deadline = clock.monotonic() + START_TIMEOUT_S
+                deadline = clock.monotonic() + STALL_TIMEOUT_S
             elif clock.monotonic() > deadline:
-                raise LinkMissing(f"nothing happened for {START_TIMEOUT_S:.0f} s; see the logs in {home / 'logs'}")
+                raise DemoStalled(f"nothing happened for {STALL_TIMEOUT_S:.0f} s; see the logs in {home / 'logs'}")
             clock.sleep(0.05)
     end = follower.end
     fleet.await_version(running, processes, end["version"], timeout_s=CATCH_UP_TIMEOUT_S, clock=clock)
     follower.look()
     follower.flush()
-    return _conclude(output, running, home, follower, end, clock.monotonic() - began)
+    with ThreadPoolExecutor() as pool:
+        rebuilt = materialize(reader, end["version"], home / "rebuilt", executor=pool).digest(executor=pool).hex
+    digests = {
+        "trainer's tensors": str(end["digest"]),
+        f"manifest of version {end['version']}": reader.manifest(end["version"]).digest,
+        **{f"live memory of {node.name}'s engine": running.verify(node) for node in running.nodes},
+        "checkpoint rebuilt from the store": rebuilt,
+    }
+    return conclude(output, follower.rows, digests, seconds=clock.monotonic() - began)
 
 
 class _Follower:
@@ -175,26 +206,20 @@ class _Follower:
         self._shown += 1
 
 
-def _conclude(
-    output: Output, running: fleet.Fleet, home: Path, follower: _Follower, end: dict[str, Any], seconds: float
-) -> bool:
-    reader = ChainReader(open_store(running.store), fleet.RUN)
-    manifest = reader.manifest(end["version"])
-    digests = {"trainer's tensors": end["digest"], f"manifest of version {manifest.version}": manifest.digest}
-    for node in running.nodes:
-        digests[f"live memory of {node.name}'s engine"] = running.verify(node)["digest"]
-    with ThreadPoolExecutor() as pool:
-        rebuilt = materialize(reader, manifest.version, home / "rebuilt", executor=pool)
-        digests["checkpoint rebuilt from the store"] = rebuilt.digest(executor=pool).hex
-    first, last = display.fifths(follower.rows)
-    same, rose = len(set(digests.values())) == 1, last > first
-    facts = [*display.summary(follower.rows), ("wall time", f"{seconds:.0f} s")]
+def conclude(output: Output, rows: Sequence[display.Row], digests: Mapping[str, str], *, seconds: float) -> bool:
+    """Show the summary and the proof; True when every digest is the same and the reward, where it is judged, rose."""
+    first, last = display.fifths(rows)
+    same, judged = len(set(digests.values())) == 1, len(rows) >= JUDGED_STEPS
+    rose = last > first if judged else None
+    facts = [*display.summary(rows), ("wall time", f"{seconds:.0f} s")]
     output.table(["what", "measured"], [list(f) for f in facts], title="Summary")
     display.show_proof(output, digests)
-    output.result({"proven": same, "reward_rose": rose, "digests": digests, "summary": dict(facts)})
+    output.result({"proven": same, "reward_rose": rose, "digests": dict(digests), "summary": dict(facts)})
     output.line(
         "PROVEN: every copy holds the trainer's bits" if same else "DIFFERENT: a copy does not hold the trainer's bits"
     )
-    if not rose:
+    if rose is None:
+        output.line(f"the reward of fewer than {JUDGED_STEPS} steps is not judged")
+    elif not rose:
         output.line(f"FAILED: the mean reward did not rise ({first:.3f} -> {last:.3f})")
-    return same and rose
+    return same and rose is not False

@@ -39,20 +39,25 @@ class Fleet:
     source: Path
     distributor: str
     nodes: list[Node] = field(default_factory=list[Node])
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=5))
+    """One client for all: a new one a call would cost more than the call. Loopback needs no proxy."""
 
     def status(self, node: Node) -> dict[str, Any] | None:
         """The agent's `/status`; None while it does not answer."""
         try:
-            return httpx.get(f"{node.agent}/status", timeout=5).json()
+            return self.http.get(f"{node.agent}/status").json()
         except (httpx.HTTPError, ValueError):
             return None
 
-    def verify(self, node: Node) -> dict[str, Any]:
-        """A full sweep of the engine's live memory."""
+    def verify(self, node: Node) -> str:
+        """Digest of a full sweep of the engine's live memory; what the agent says instead when memory holds something else."""
         try:
-            return httpx.post(f"{node.agent}/verify", timeout=120).raise_for_status().json()
+            answer = self.http.post(f"{node.agent}/verify", timeout=120)
+            if answer.status_code == 409:
+                return f"DIFFERS: {answer.json()['error']['message']}"
+            return str(answer.raise_for_status().json()["digest"])
         except (httpx.HTTPError, ValueError) as error:
-            raise EngineUnavailable(f"{node.name} did not sweep its memory: {error}") from error
+            raise EngineUnavailable(f"{node.name} did not sweep its memory: {error}; see its agent's log") from error
 
 
 @contextmanager
@@ -115,7 +120,7 @@ def start(processes: Processes, folder: Path, store: str, environment: dict[str,
             "syncline_agent",
             [
                 *("--store", store, "--target", str(home / "target.json"), "--node-dir", str(home), "--pool", "demo"),
-                *("--node", name, "--port", str(agent), "--poll-seconds", "0.25", "--heartbeat-seconds", "5"),
+                *("--node", name, "--port", str(agent), "--distributor", fleet.distributor, "--heartbeat-seconds", "5"),
             ],
             environment=environment,
         )

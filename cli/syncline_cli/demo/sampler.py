@@ -71,7 +71,7 @@ class Sampler:
 
     def _run(self, url: str, rng: random.Random) -> None:
         try:
-            with httpx.Client(base_url=url, timeout=60) as client:
+            with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
                 self._await_ready(client)
                 while not self._stop.is_set():
                     for group in self._ask(client, [draw_problem(rng) for _ in range(PROBLEMS)], rng):
