@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def describe() -> str:
             f"software  Python {platform.python_version()}, {versions}",
         )
     )
+
+
+def kind() -> str:
+    """The machine in a file's name: processor and cores."""
+    words = re.sub(r"[^a-z0-9]+", "-", _processor().lower()).strip("-")
+    return f"{words}-{len(os.sched_getaffinity(0))}-cores"
 
 
 def _processor() -> str:
