@@ -195,22 +195,25 @@ class _Directory:
     """A cursor over the directory; every read checks what is left."""
 
     def __init__(self, view: memoryview, what: str) -> None:
-        self._view = view
+        self._bytes = bytes(view)  # small, and its bytes are read one by one: an index costs less than a view of one
         self._at = 0
         self._what = what
 
     @property
     def at_end(self) -> bool:
-        return self._at == len(self._view)
+        return self._at == len(self._bytes)
 
     def raw(self, length: int) -> bytes:
-        if length > len(self._view) - self._at:
+        if length > len(self._bytes) - self._at:
             raise FormatInvalid(f"{self._what} has a directory that ends early")
         self._at += length
-        return bytes(self._view[self._at - length : self._at])
+        return self._bytes[self._at - length : self._at]
 
     def byte(self) -> int:
-        return self.raw(1)[0]
+        if self._at == len(self._bytes):
+            raise FormatInvalid(f"{self._what} has a directory that ends early")
+        self._at += 1
+        return self._bytes[self._at - 1]
 
     def checksum(self) -> int:
         return int.from_bytes(self.raw(4), "little")
