@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         output.error(error)
         sys.exit(exit_code(error))
     except OSError as error:
-        named = _of_the_machine(error)
+        named = of_the_machine(error)
         output.error(named)
         sys.exit(exit_code(named))
     except Exception as error:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _of_the_machine(error: OSError) -> SynclineError:
+def of_the_machine(error: OSError) -> SynclineError:
     """What this machine's files or sockets refused, as an error of ours."""
     text = f"{error.strerror or error}: {error.filename}" if error.filename is not None else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -75,6 +75,7 @@ def mark_bad(
         vetoes.unmark(at.reader, version)
         at.output.line(f"version {version} {'is no longer' if marked else 'was not'} marked bad")
     else:
+        manifest_of(at.reader, version)
         vetoes.mark_bad(at.reader, version, reason, clock=SystemClock())
         at.output.line(f"version {version} is marked bad: {reason}")
     at.output.result({"version": version, "bad": not undo, "reason": None if undo else reason})

@@ -148,5 +148,15 @@ def await_version(fleet: Fleet, processes: Processes, version: int, *, timeout_s
         ):
             return
         if clock.monotonic() > deadline:
-            raise EngineUnavailable(f"version {version} did not arrive everywhere within {timeout_s:.0f} s: {states}")
+            said = "; ".join(_said(name, state) for name, state in states.items())
+            raise EngineUnavailable(f"version {version} did not arrive everywhere within {timeout_s:.0f} s: {said}")
         clock.sleep(0.1)
+
+
+def _said(name: str, state: dict[str, Any] | None) -> str:
+    """What a node says of itself, in a few words."""
+    if state is None:
+        return f"{name} does not answer"
+    applied = state["applied"]
+    serves = "nothing" if applied is None else f"{applied['version']} {'proven' if applied['proven'] else 'unproven'}"
+    return f"{name} serves {serves}, phase {state['phase']}, error: {state['error'] or 'none'}"
