@@ -46,9 +46,10 @@ class Readers:
     heartbeats: Sequence[Seen]
     leases: Sequence[Seen]
 
-    def needs(self, max_ttl_s: float) -> list[int | None] | None:
-        """What fresh readers need, for retention; None when a fresh record is unreadable and nothing may be deleted."""
-        needs: list[int | None] = []
+    def needs(self, max_ttl_s: float) -> list[tuple[str, int | None]] | None:
+        """What fresh readers need, by their records' keys, for retention; None when a fresh record is unreadable and
+        nothing may be deleted."""
+        needs: list[tuple[str, int | None]] = []
         for seen in (*self.heartbeats, *self.leases):
             if not seen.fresh(max_ttl_s):
                 continue
@@ -56,9 +57,9 @@ class Readers:
                 case None:
                     return None
                 case ConsumerRecord(applied=applied, pinned=pinned, boot=boot):
-                    needs += needs_of(applied, pinned, boot)
+                    needs += [(seen.key, need) for need in needs_of(applied, pinned, boot)]
                 case LeaseRecord(version=version):
-                    needs.append(version)
+                    needs.append((seen.key, version))
         return needs
 
     def forgotten(self, after_s: float) -> list[str]:

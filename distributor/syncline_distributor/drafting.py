@@ -159,11 +159,13 @@ class Drafter:
 
 
 def put_table(store: WeightStore, keys: ViewKeys, table: TensorTable) -> None:
-    """Make sure that the tensor table is in the store."""
+    """Make sure that the tensor table is in the store, and young: one that an earlier version left behind may be about to
+    be collected."""
+    key, data = keys.chunk(table.ref().blake3), table.encode()
     try:
-        store.put_if_absent(keys.chunk(table.ref().blake3), table.encode())
+        store.put_if_absent(key, data)
     except AlreadyExists:
-        pass  # every version with these tensors shares it
+        store.put(key, data)  # the same bytes, for its name is their hash
 
 
 def empty_draft(base: int, digests: list[Digest], statistics: Statistics) -> Draft:

@@ -23,12 +23,12 @@ from syncline.chain import ChainReader, plan
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
 from syncline.delta import Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
-from syncline.errors import AlreadyExists, DigestMismatch, NotFound
+from syncline.errors import AlreadyExists, DigestMismatch, NotFound, StoreUnavailable
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.versions import Link
 from syncline.wire.digest import total
-from syncline.wire.records import AnchorManifest, SkipManifest, VersionManifest
+from syncline.wire.records import AnchorBody, AnchorManifest, SkipManifest, VersionManifest
 from syncline_distributor.committing import new_nonce
 from syncline_distributor.disk import bring, parse_delta, tiling_of
 from syncline_distributor.settings import AnchorSettings
@@ -97,12 +97,16 @@ class Keeper:
     def _stand(self, head: VersionManifest) -> Standing:
         vetoed = self.reader.vetoes()
         anchor = max((v for v in self.reader.anchors() if v <= head.version and v not in vetoed), default=None)
+        chain_bytes = 0
+        at = head
+        while anchor is not None and at.version > anchor:
+            if at.base is None:
+                anchor = None  # a vetoed version of other tensors lies between: no delta leads over it
+                break
+            chain_bytes += sum(c.size for c in at.chunks)
+            at = self.reader.manifest(at.base)
         skips = self.reader.skip_bases()
         skip = max((to for to, starts in skips.items() if anchor in starts and to <= head.version), default=None)
-        chain_bytes = 0
-        if anchor is not None:
-            for version in range(anchor + 1, head.version + 1):
-                chain_bytes += sum(c.size for c in self.reader.manifest(version).chunks)
         return Standing(head.version, anchor, skip, chain_bytes, head.statistics.full_bytes)
 
     # --- anchors
@@ -127,6 +131,7 @@ class Keeper:
             max_shard_bytes=self.settings.max_shard_bytes,
         ).write(head.version, nonce, table=table, read=read, files=beside_weights(self._folder), seen=seen)
         yield reach("publish.anchor_files_put")
+        self._check_files(head.version, body)
         manifest = AnchorManifest(
             run=head.run,
             lineage=head.lineage,
@@ -145,13 +150,26 @@ class Keeper:
         log.info("anchor written", run=head.run, view=head.view, version=head.version, bytes=body.size, phase="anchor")
         return manifest
 
+    def _check_files(self, version: int, body: AnchorBody) -> None:
+        """No manifest for an anchor whose files a sweep took while it was being written."""
+        for file in body.files:
+            key = self.reader.keys.anchor_file(version, body.nonce, file.name)
+            try:
+                self.store.head(key)
+            except NotFound:
+                raise StoreUnavailable(
+                    f"{key} is gone before its anchor was committed: a sweep took it, because the upload was slower than "
+                    "a lease period; the anchor is written again"
+                ) from None
+
     # --- skip deltas
 
     def _write_skip(self, anchor: VersionManifest, head: VersionManifest) -> Steps[SkipManifest]:
         checkpoint = self._checkpoint(anchor)
         tiling = tiling_of(self.reader)
         table = checkpoint.table
-        way = plan(Link(anchor.lineage, anchor.version, anchor.base, anchor.epoch), head.version, self.reader)
+        link = Link(anchor.lineage, anchor.version, anchor.base, anchor.epoch)
+        way = plan(link, head.version, self.reader, vetoed=self.reader.vetoes())
         incoming = FolderSpool(self.state_dir / "skip-incoming")  # a row of deltas is mapped, never held
         for ref in (ref for step in way.deltas for ref in step.chunks):
             incoming.add(ref, self.reader.chunk(ref))
@@ -165,9 +183,12 @@ class Keeper:
             table, tiling, nonce=lambda: self.random.randbytes(16), sink=uploads.put, executor=self.executor
         )
         digests = anchor.digests()
-        for tensor in sorted({t for delta in deltas for t in delta.tensors}):
+        changed = sorted({t for delta in deltas for t in delta.tensors})
+        buffer = np.empty(-(-max((table.tensors[t].size_bytes for t in changed), default=0) // 8), np.uint64)
+        for tensor in changed:
             live = checkpoint.units(table.tensors[tensor].name)
-            new = np.array(live, copy=True)
+            new = buffer.view(live.dtype)[: live.size]
+            new[:] = live
             staged = stage_tensor(table, tiling, tensor, live, deltas, executor=self.executor)
             scatter(table.tensors[tensor], tiling, new, staged)
             digests[tensor] = digests[tensor] + encoder.add(tensor, live, new).digest_change
@@ -194,6 +215,7 @@ class Keeper:
             statistics=encoded.statistics,
         )
         self._commit(self.reader.keys.skip(head.version, anchor.version), manifest.encode())
+        uploads.restore(manifest.chunks)  # what a sweep took while this was slow: no manifest named it then
         spool.clear()
         incoming.clear()
         yield reach("publish.skip_put")

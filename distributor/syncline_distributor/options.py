@@ -11,6 +11,7 @@ from syncline.errors import SynclineError
 from syncline.logs import LEVELS
 from syncline.store.keys import checked_name
 from syncline_distributor.settings import (
+    LEASE_LEAST_S,
     AnchorSettings,
     Completion,
     NonFinite,
@@ -127,7 +128,7 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
         ),
         retention=RetentionSettings(
             enabled=given.retention == "on",
-            lease_period_s=_seconds(given.lease_seconds, "--lease-seconds"),
+            lease_period_s=_seconds(given.lease_seconds, "--lease-seconds", least=LEASE_LEAST_S),
             keep_anchors=_at_least(1, given.keep_anchors, "--keep-anchors"),
             keep_versions=_at_least(0, given.keep_versions, "--keep-versions"),
             sweep_every_s=_seconds(given.sweep_seconds, "--sweep-seconds"),
@@ -157,8 +158,8 @@ def _at_least(least: int, text: str, flag: str) -> int:
     return value
 
 
-def _seconds(text: str, flag: str) -> float:
+def _seconds(text: str, flag: str, *, least: float = 0) -> float:
     value = float(text)
-    if not 0 <= value < 1e9:
-        raise ValueError(f"{flag} is a number of at least 0, not {text}")
+    if not least <= value < 1e9:
+        raise ValueError(f"{flag} is a number of at least {least:g}, not {text}")
     return value

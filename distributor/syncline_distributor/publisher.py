@@ -11,7 +11,7 @@ after all, the repetition finds its own version and returns it.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,8 @@ class Publisher:
         self._head: VersionManifest | None = None
         self._digests: list[Digest] = []
         self._unverified = 0
+        self.on_head: Callable[[VersionManifest], None] | None = None
+        """Called as soon as a version of this writer can be followed, before its base has."""
         self._log = log.bind(run=run, view=view)
 
     # --- what callers may ask
@@ -242,9 +244,16 @@ class Publisher:
             )
         writer.epoch = manifest.epoch
         yield reach("publish.manifest_put")
-        if laps.total > self._settings.suspect_after_s and manifest is not earlier:
-            self._restore(manifest, source, uploads)
+        if manifest is not earlier:
+            if manifest.anchor is not None:
+                put_table(
+                    self._store, self.reader.keys, source.table
+                )  # a sweep may have met it before the manifest did
+            if laps.total > self._settings.suspect_after_s:
+                self._restore(manifest, source, uploads)
         self._move_head(writer, manifest)
+        if self.on_head is not None:
+            self.on_head(manifest)
         laps.lap("head")
         yield reach("publish.head_moved")
         self._advance_base(manifest, source)
@@ -254,7 +263,6 @@ class Publisher:
 
     def _restore(self, manifest: VersionManifest, source: WeightSource, uploads: Uploads) -> None:
         """This writer slept for so long that a sweep may have taken what no manifest named: put back what is gone."""
-        put_table(self._store, self.reader.keys, source.table)
         if manifest.anchor is None:
             uploads.restore(manifest.chunks)
         else:

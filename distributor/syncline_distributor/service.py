@@ -85,6 +85,8 @@ class Service:
                 column_split=settings.publish.column_split,
             )
         self.observer = Observer(reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s)
+        if self.publisher is not None:
+            self.publisher.on_head = self.observer.seen
         keeper = Keeper(store, reader(), settings.anchors, settings.state_dir, clock, random, metrics, executor)
         sweeper = Sweeper(store, reader(), settings.retention, metrics)
         self.reporter = Reporter(self.observer, keeper, self.publisher, self.watch, [], self.conditional_writes)

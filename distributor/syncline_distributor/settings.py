@@ -10,6 +10,9 @@ from pathlib import Path
 from syncline.wire.tensors import COLUMN_SPLIT
 from syncline.wire.tiling import Tiling
 
+LEASE_LEAST_S = 60.0
+"""A publish that takes less than this never loses a chunk to a sweep; one that takes longer looks for itself."""
+
 
 class NonFinite(StrEnum):
     """What a NaN or an Inf among the changed weights means."""
@@ -47,9 +50,9 @@ class PublishSettings:
     """For a new run only; afterwards run.json decides."""
     uploads: int = 4
     """Chunks on their way at once."""
-    suspect_after_s: float = 300.0
+    suspect_after_s: float = 30.0
     """A publish that took longer looks its chunks up again after the commit and restores those that retention took
-    meanwhile."""
+    meanwhile. No service may collect after a lease period shorter than `LEASE_LEAST_S`."""
 
 
 @dataclass(frozen=True, slots=True)
