@@ -10,6 +10,7 @@ from syncline.clock import Clock
 from syncline.errors import LinkMissing, NotFound, VersionVetoed
 from syncline.wire.records import VersionManifest, VetoRecord
 from syncline_agent.background import Chain
+from syncline_agent.engine import Applied
 from syncline_agent.policy import Target
 
 
@@ -27,6 +28,11 @@ class Chooser:
         self.vetoes: Mapping[int, VetoRecord] = {}
         self.remark: str | None = None
         """Why the choice is not what the target file names; None when it is."""
+
+    def forget(self) -> None:
+        """Another run or view is followed from here on."""
+        self._lineage = self._vetoes_at = self.head = self.head_at = self.remark = None
+        self.vetoes = {}
 
     def choose(self, chain: Chain, target: Target, *, afresh: bool = False) -> VersionManifest | None:
         """The version to serve; None when there is none to serve yet.
@@ -63,6 +69,16 @@ class Chooser:
                 f"version {wanted} is pinned and was marked bad ({self.vetoes[wanted].reason}); taking {allowed}"
             )
         return head if allowed == head.version else chain.reader.manifest(allowed)
+
+    def lags(self, wanted: VersionManifest, applied: Applied, target: Target) -> bool:
+        """Whether the store shows less than what is applied: a mirror that is behind, or a listing from before.
+
+        Versions are never taken back; who must go back is told so by a pin or a veto.
+        """
+        if wanted.version >= applied.version or target.pinned is not None or applied.version in self.vetoes:
+            return False
+        self.remark = f"the store's head is version {wanted.version}, behind {applied.version}; waiting until it is not"
+        return True
 
     def committed_at(self, chain: Chain, versions: range) -> float | None:
         """When the first of `versions` that still exists was committed, by the store's clock."""

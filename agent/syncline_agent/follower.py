@@ -33,13 +33,13 @@ from syncline_agent.engine import Applied, CommitResult, Engine, EngineDescripti
 from syncline_agent.healing import Healer
 from syncline_agent.heartbeat import Heart
 from syncline_agent.lag import Lag
-from syncline_agent.nodefiles import NodeFiles
+from syncline_agent.nodefiles import NodeFiles, node_trouble
 from syncline_agent.policy import Target, TargetFile
 from syncline_agent.reporting import Reporter, aimed
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import ApplyPath, LastSync, Phase
 from syncline_agent.syncing import Sync
-from syncline_agent.ways import Ways, check_digest
+from syncline_agent.ways import Ways
 
 WORK = (Phase.JOIN, Phase.PLAN, Phase.FETCH, Phase.STAGE, Phase.COMMIT, Phase.HEAL)
 """Phases whose seconds are measured."""
@@ -106,6 +106,8 @@ class Follower:
             delay = self._step()
         except SynclineError as error:
             delay = self._failed(error)
+        except OSError as error:
+            delay = self._failed(node_trouble(error, self._files.root))
         if phase in WORK:
             seconds = self._clock.monotonic() - self._began
             self._report.took(phase.value.lower(), seconds)
@@ -123,7 +125,8 @@ class Follower:
             if self._sync is not None:
                 self._drop_sync()
             if self._target is None or (target.run, target.view) != (self._target.run, self._target.view):
-                self._chain = None
+                self._chain = self._wanted = None
+                self._chooser.forget()
             self._target, self._failures = target, 0
             self._phase = Phase.IDLE
         if self._phase is Phase.JOIN:
@@ -171,6 +174,9 @@ class Follower:
             )
         if wanted is None or wanted.version == applied.version:
             return self._rest(wanted, applied, target)
+        if self._chooser.lags(wanted, applied, target):
+            self._error, self._wanted = self._chooser.remark, None
+            return self._rest(None, applied, target)
         self._note_behind(chain, applied, wanted)
         if target.suspend:
             return self._enter(Phase.SUSPENDED, self._poll_delay())
@@ -179,7 +185,7 @@ class Follower:
 
     def _rest(self, wanted: VersionManifest | None, applied: Applied, target: Target) -> float:
         if wanted is not None:
-            check_digest(applied, wanted)
+            self._ways.check_claim(applied, wanted)
         self._failures = 0
         self._ways.arrived()
         self._lag.caught_up()
@@ -390,7 +396,7 @@ class Follower:
             target=wanted.version if wanted is not None else None,
             applied=applied,
             engine=self._described,
-            in_service=applied is not None and applied.proven and self._phase is not Phase.HEAL,
+            in_service=self._ways.undisputed(applied) and self._phase is not Phase.HEAL,
             lag_versions=abs(wanted.version - applied.version) if known and applied and wanted else 0,
             lag_seconds=self._lag.seconds(),
             boot=self._checkpoint.version(chain.lineage, chain.reader.keys.view) if chain is not None else None,

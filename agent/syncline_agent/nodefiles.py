@@ -29,7 +29,7 @@ from typing import IO
 
 from blake3 import blake3
 
-from syncline.errors import ChunkCorrupt, DiskFull, Rejected
+from syncline.errors import ChunkCorrupt, DiskFull, Rejected, Retryable
 from syncline.wire.records import ChunkRef, ObjectRef
 from syncline.wire.tensors import TensorTable
 
@@ -148,7 +148,10 @@ class NodeFiles:
                 continue
             with self._lock:
                 self._verified.discard(path.name)
-            freed += path.stat().st_size
+            try:
+                freed += path.stat().st_size
+            except FileNotFoundError:
+                continue  # quarantined meanwhile
             path.unlink(missing_ok=True)
         return freed
 
@@ -191,6 +194,11 @@ def hash_file(path: Path) -> str:
         while piece := file.read(HASH_PIECE_BYTES):
             hasher.update(piece)
     return hasher.hexdigest()
+
+
+def node_trouble(error: OSError, path: Path) -> Retryable:
+    """What the node's own disk refused, as an error with a name: nothing that another store or version would help."""
+    return disk_full(error, path) or Retryable(f"{error}; mend this node, the sync goes on by itself")
 
 
 def disk_full(error: OSError, path: Path) -> DiskFull | None:

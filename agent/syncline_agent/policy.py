@@ -70,7 +70,7 @@ class TargetFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: bytes | None = None
         self._target: Target | None = None
         self._error: str | None = f"{path} was not read yet"
 
@@ -82,13 +82,12 @@ class TargetFile:
     def poll(self) -> Target | None:
         """The target in force: the newest one that could be read. None while there never was one."""
         try:
-            # stat follows links, so a ConfigMap volume's atomic symlink swap shows as another inode.
-            found = self._path.stat()
-            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
-            if seen != self._seen:
-                self._target = self._read()
-                self._seen = seen
-                self._error = None
+            # Read each time: it is small, and two edits within one tick of the file system's clock look alike to stat.
+            data = self._read()
+            if data != self._seen:
+                self._target = parse_target(data)
+                self._seen = data
+            self._error = None
         except OSError as error:
             self._seen = None
             self._error = f"{self._path} cannot be read: {error.strerror}; the last good target stays in force"
@@ -97,12 +96,14 @@ class TargetFile:
             self._error = f"{self._path} is not a target: {error}; the last good target stays in force"
         return self._target
 
-    def _read(self) -> Target:
+    def _read(self) -> bytes:
+        if not self._path.is_file() and self._path.exists():
+            raise ValueError("not a regular file")  # to open a pipe would wait for its writer
         with self._path.open("rb") as file:
             data = file.read(TARGET_MAX_BYTES + 1)
         if len(data) > TARGET_MAX_BYTES:
             raise ValueError(f"more than {TARGET_MAX_BYTES} bytes")
-        return parse_target(data)
+        return data
 
 
 def parse_target(data: bytes | str) -> Target:
@@ -112,6 +113,8 @@ def parse_target(data: bytes | str) -> Target:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'target'}: {e['msg']}" for e in error.errors()[:3])
         raise ValueError(problems) from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
     return Target(model.run, model.view, Policy(model.policy), model.version.version, model.suspend, model.generation)
 
 

@@ -2,7 +2,8 @@
 
 Control reads (head, manifests, listings, anchors) go through this; chunks go through `fetch`, which also judges their
 bytes. A mirror may lag or have pruned what the origin still holds, so a missing object is looked for in the next
-source. Nothing is ever written here.
+source, and anchors, skip deltas and vetoes are those of all sources together. Versions are listed at the nearest source
+alone: what its mirror will bring soon, its nodes must not all fetch over the far link. Nothing is ever written here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from syncline.errors import NotFound, Retryable, StoreMisused, SynclineError
 from syncline.store.base import Fetched, ObjectInfo, WeightStore
 
 T = TypeVar("T")
+LISTINGS_MAX = 64
+"""Listings that are remembered of each source, for when it is silent."""
 
 
 class FirstOf:
@@ -26,6 +29,7 @@ class FirstOf:
         if not stores:
             raise ValueError("a follower needs at least one store")
         self._stores = stores
+        self._listed: dict[tuple[int, str], list[ObjectInfo]] = {}
 
     @property
     def url(self) -> str:
@@ -54,7 +58,36 @@ class FirstOf:
 
     def list_after(self, prefix: str, *, after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         # Read whole inside the attempt: a listing that breaks half-way starts over at the next source.
-        return iter(self._first(lambda store: list(store.list_after(prefix, after=after, limit=limit))))
+        if after or limit is not None or prefix.endswith("/versions/"):
+            return iter(self._first(lambda store: list(store.list_after(prefix, after=after, limit=limit))))
+        return iter(self._all(prefix))
+
+    def _all(self, prefix: str) -> list[ObjectInfo]:
+        """Keys of every source, an object as the nearest has it. A source that is silent counts as it was: a veto that it
+        holds must not end with its outage."""
+        found: dict[str, ObjectInfo] = {}
+        failure: SynclineError | None = None
+        answered = False
+        for number, store in enumerate(self._stores):
+            try:
+                infos = list(store.list_after(prefix))
+                answered = True
+                self._remember(number, prefix, infos)
+            except (NotFound, Retryable) as error:
+                failure = error
+                infos = self._listed.get((number, prefix), [])
+            for info in infos:
+                found.setdefault(info.key, info)
+        if not answered:
+            assert failure is not None
+            raise failure
+        return [found[key] for key in sorted(found)]
+
+    def _remember(self, number: int, prefix: str, infos: list[ObjectInfo]) -> None:
+        self._listed.pop((number, prefix), None)
+        self._listed[number, prefix] = infos
+        while len(self._listed) > LISTINGS_MAX * len(self._stores):
+            del self._listed[next(iter(self._listed))]
 
     def _refuse(self) -> NoReturn:
         raise StoreMisused(f"{self.url} is read through its sources here; nothing writes through them")

@@ -30,6 +30,8 @@ class Ways:
         self._heart = heart
         self._report = report
         self._avoid: set[StepKey] = set()
+        self._disputed: Applied | None = None
+        """What the engine claims and the manifest contradicts."""
 
     def plan(self, chain: Chain, sync: Sync, vetoed: Collection[int]) -> Plan:
         """The cheapest way from what is applied. Raises what `syncline.chain.plan` raises."""
@@ -52,8 +54,22 @@ class Ways:
         except LinkMissing:
             # Collected: nothing is known of its epoch. The engine still checks the base, and the digest decides.
             return Link(applied.lineage, applied.version, None, 1)
-        check_digest(applied, manifest)
+        self.check_claim(applied, manifest)
         return Link(applied.lineage, applied.version, manifest.base, manifest.epoch)
+
+    def check_claim(self, applied: Applied, manifest: VersionManifest) -> None:
+        """DigestMismatch when the engine serves other bits under the version's number."""
+        self._disputed = applied
+        if applied.digest != manifest.digest:
+            raise DigestMismatch(
+                f"the engine says that version {applied.version} has digest {applied.digest}, its manifest says "
+                f"{manifest.digest}; restart the engine from the node checkpoint"
+            )
+        self._disputed = None
+
+    def undisputed(self, applied: Applied | None) -> bool:
+        """Whether what the engine claims is proven, as far as the engine and the manifests read so far can tell."""
+        return applied is not None and applied.proven and applied != self._disputed
 
     def bring(self, chain: Chain, sync: Sync, vetoed: Collection[int]) -> None:
         """Everything that staging reads becomes verified files on this node."""
@@ -107,12 +123,3 @@ class Ways:
     def arrived(self) -> None:
         """The target is served: nothing need be avoided any more."""
         self._avoid.clear()
-
-
-def check_digest(applied: Applied, manifest: VersionManifest) -> None:
-    """DigestMismatch when the engine serves other bits under the version's number."""
-    if applied.digest != manifest.digest:
-        raise DigestMismatch(
-            f"the engine says that version {applied.version} has digest {applied.digest}, its manifest says "
-            f"{manifest.digest}; restart the engine from the node checkpoint"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from syncline.clock import ManualClock
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
+from syncline.wire.records import HeadRecord
 from syncline_agent import status as documented
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import ApplyPath, Phase
@@ -450,3 +452,94 @@ def test_a_checkpoint_that_a_failed_rebuild_left_empty_is_not_believed_to_be_the
     assert None is replica.node.reporter.status.boot
     replica.stop_engine()
     world.follow(replica, 3)
+
+
+def test_a_mirror_that_lags_takes_no_replica_back(world: Any) -> None:
+    world.publish()
+    mirror = MemoryStore(ManualClock())
+    replica = world.replica(stores={"mirror": mirror, "origin": world.store})
+    world.publish(2)
+    world.follow(replica, 3)
+
+    def sync(*, upto: int) -> None:
+        for info in list(world.store.list_after("")):
+            if "/versions/" not in info.key or info.key <= KEYS.version(upto):
+                mirror.put(info.key, world.store.get(info.key, max_bytes=1 << 30).data)
+        mirror.put(KEYS.head, HeadRecord(lineage=world.reader.run_record().lineage, version=upto, epoch=1).encode())
+
+    sync(upto=2)
+    replica.restart_agent()
+    status = world.run(replica, lambda s: s.error is not None)
+    assert "head is version 2, behind 3" in status.error
+    assert (True, None, 0) == (status.in_service, status.target, status.lag_versions)
+    for _ in range(30):
+        world.pass_time(replica.node.follower.tick())
+    assert 3 == replica.serving.version
+    world.publish()
+    sync(upto=4)
+    assert None is world.follow(replica, 4).error
+
+
+def test_an_engine_whose_claim_the_manifest_contradicts_is_not_in_service(world: Any) -> None:
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    honest = replica.live._applied
+    for behind in (False, True):
+        replica.live._applied = replace(honest, digest="0f" * 16)
+        if behind:
+            world.publish()
+        status = world.run(replica, lambda s: s.failures >= 1)
+        assert "restart the engine" in status.error
+        assert not status.in_service
+        assert not replica.node.heart._record(status, False).proven
+        replica.live._applied = honest
+        world.follow(replica, 3 if behind else 2)
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_the_status(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    chunks = replica.node.files.root / "chunks"
+    chunks.rename(chunks.with_name("away"))
+    chunks.write_text("in the way")
+    world.publish()
+    status = world.run(replica, lambda s: s.failures >= 2)
+    assert str(chunks) in status.error
+    assert 1 == replica.serving.version
+    chunks.unlink()
+    chunks.with_name("away").rename(chunks)
+    world.follow(replica, 2)
+
+
+def test_nothing_of_the_run_before_is_said_of_the_next(world: Any) -> None:
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    world.aim(replica, run="other")
+    status = world.run(replica, lambda s: s.run == "other")
+    assert (None, None, None) == (status.head, status.target, status.lineage)
+    world.aim(replica)
+    world.follow(replica, 2)
+
+
+def test_a_node_joins_by_what_only_the_origin_holds_while_its_mirror_is_empty(world: Any) -> None:
+    world.publish(3)
+    replica = world.replica(stores={"mirror": MemoryStore(ManualClock()), "origin": world.store})
+    world.follow(replica, 3)
+
+
+def test_a_veto_at_the_origin_counts_though_the_mirror_does_not_have_it_and_outlives_an_outage(world: Any) -> None:
+    world.publish(2)
+    mirror = MemoryStore(ManualClock())
+    for info in list(world.store.list_after("")):
+        mirror.put(info.key, world.store.get(info.key, max_bytes=1 << 30).data)
+    mark_bad(world.reader, 2, "loss is NaN", clock=world.clock)
+    origin = scripted(world)
+    replica = world.replica(stores={"mirror": mirror, "origin": origin})
+    world.follow(replica, 1)
+    origin._plan = ScriptedFaults([("list_after", "vetoes", Fault(FaultKind.UNAVAILABLE))] * 100)
+    for _ in range(60):
+        world.pass_time(replica.node.follower.tick())
+    assert 1 == replica.serving.version

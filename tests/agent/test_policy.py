@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,28 @@ def test_a_file_swapped_behind_a_link_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").replace(link)
     assert Target("r", generation=2) == watched.poll()
+
+
+def test_two_edits_that_look_alike_to_the_file_system_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "target.json"
+    path.write_text(encode_target(Target("r", pinned=7)))
+    before = path.stat()
+    watched = TargetFile(path)
+    assert Target("r", pinned=7) == watched.poll()
+    path.write_text(encode_target(Target("r", pinned=8)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Target("r", pinned=8) == watched.poll()
+
+
+def test_what_only_looks_like_a_target_leaves_the_last_good_one_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "target.json"
+    path.write_text(encode_target(Target("r")))
+    watched = TargetFile(path)
+    assert Target("r") == watched.poll()
+    path.write_text("[" * 60_000)
+    assert Target("r") == watched.poll()
+    assert "nested too deep" in str(watched.error)
+    path.unlink()
+    os.mkfifo(path)
+    assert Target("r") == watched.poll()
+    assert "not a regular file" in str(watched.error)
