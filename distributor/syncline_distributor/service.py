@@ -29,6 +29,7 @@ from syncline.store.base import WeightStore
 from syncline.store.open import open_store
 from syncline.store.probe import probe
 from syncline_distributor.bases import DiskBase
+from syncline_distributor.heap import give_back
 from syncline_distributor.keeper import Keeper
 from syncline_distributor.loops import Loop, Tick
 from syncline_distributor.publisher import Publisher
@@ -110,9 +111,12 @@ class Service:
 
     def _watch_tick(self) -> float | None:
         assert self.watch is not None and self.publisher is not None
+        last = self.watch.last
         try:
             return self.watch.tick()
         finally:
+            if self.watch.last is not last:
+                give_back()
             if self.publisher.head is not None:
                 self.observer.seen(self.publisher.head)
 
@@ -127,7 +131,10 @@ class Service:
 
 
 def _keep(keeper: Keeper) -> float:
-    return 0.0 if run_steps(keeper.steps()) is not None else KEEP_EVERY_S
+    if run_steps(keeper.steps()) is None:
+        return KEEP_EVERY_S
+    give_back()
+    return 0.0
 
 
 def _probed(store: WeightStore, settings: ServiceSettings, rng: random.Random, metrics: Metrics) -> bool:
