@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -37,10 +38,26 @@ def compiled(
     def of(dtype: np.dtype[Any]) -> Callable[..., Any]:
         arguments = signature(numba.from_dtype(dtype))
         options = {"nogil": True, "error_model": "numpy"}
+        named = _named(function, dtype)
         try:
-            return numba.njit([arguments], cache=True, **options)(function)
+            return numba.njit([arguments], cache=True, **options)(named)
         except (RuntimeError, OSError):
             # No place for the cache (a read-only image without a home), or a full disk: only the next start is slower.
-            return numba.njit([arguments], **options)(function)
+            return numba.njit([arguments], **options)(named)
 
     return of
+
+
+def _named(function: Callable[..., Any], dtype: np.dtype[Any]) -> Callable[..., Any]:
+    """The function under a name of its own, and so with cache files of its own.
+
+    numba keeps all variants of one name in one index and numbers their files. Processes that start together with an empty cache
+    may give one number to two variants, and then one of them runs the other's machine code, for good and without a word.
+    """
+    enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    named = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    named.__qualname__ = "_".join([function.__qualname__, dtype.name, *(str(value) for value in enclosed)])
+    named.__module__ = function.__module__
+    return named
