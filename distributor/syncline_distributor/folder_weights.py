@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,13 +24,14 @@ class FolderWeights:
     def __init__(self, path: Path, *, column_split: tuple[str, ...] = COLUMN_SPLIT) -> None:
         """SourceNotReady while the folder is incomplete; SourceInvalid or TiedWeightsDiffer when it can never be
         read."""
-        self._folder = WeightFolder.open(path)
-        try:
-            self.table: TensorTable = self._folder.table(lambda name, shape: split_axis(name, shape, column_split))
-            self._beside = _read_beside(path)
-        except BaseException:
-            self._folder.close()
-            raise
+        with _readable(path):
+            self._folder = WeightFolder.open(path)
+            try:
+                self.table: TensorTable = self._folder.table(lambda name, shape: split_axis(name, shape, column_split))
+                self._beside = _read_beside(path)
+            except BaseException:
+                self._folder.close()
+                raise
         largest = max((spec.size_bytes for spec in self.table.tensors), default=0)
         self._buffer = np.empty(-(-largest // 8), np.uint64)
 
@@ -43,7 +46,8 @@ class FolderWeights:
     def units(self, tensor: int) -> NDArray[Any]:
         spec = self.table.tensors[tensor]
         flat = self._buffer.view(UNIT_TYPES[spec.unit_bytes])[: spec.units]
-        return self._folder.read(spec.name, flat) if flat.size else flat
+        with _readable(self._folder.path):
+            return self._folder.read(spec.name, flat) if flat.size else flat
 
     def files(self) -> Files:
         return self._beside
@@ -53,6 +57,18 @@ class FolderWeights:
 
     def close(self) -> None:
         self._folder.close()
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    """A file that this process may not read, or whose disk fails, is no reason to hold up the next checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceNotReady(
+            f"{error.filename or path} cannot be read: {error.strerror}; give this process the permission, or look at "
+            "the disk. It is tried again"
+        ) from error
 
 
 def _read_beside(path: Path) -> dict[str, bytes | Path]:

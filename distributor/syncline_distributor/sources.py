@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from syncline.errors import NotFound, SourceNotReady, StoreMisused
 from syncline.store.base import ObjectInfo, WeightStore
+from syncline.wire.limits import STEP_MAX
 from syncline_distributor.tracking import Found, FoundFile, is_temporary, step_of
 
 INDEX = "model.safetensors.index.json"
@@ -53,7 +54,7 @@ class FolderSource:
             entries = sorted(self._root.iterdir())
         except OSError:
             return []  # not made yet, or the mount is away; the next poll looks again
-        folders = [e for e in entries if not is_temporary(e.name) and e.is_dir()]
+        folders = [e for e in entries if not is_temporary(e.name) and e.is_dir() and not self._is_second_name(e)]
         found = [f for e in folders if (f := self._found(e.name, e / self._subfolder)) is not None]
         itself = self._found("", self._root) if any(e.name.endswith(".safetensors") for e in entries) else None
         return found + ([itself] if itself is not None else [])
@@ -66,6 +67,10 @@ class FolderSource:
 
     def release(self, found: Found) -> None:
         """The trainer's own folder stays as it is."""
+
+    def _is_second_name(self, entry: Path) -> bool:
+        """A link to a checkpoint that stands beside it (`latest`): one training step is one version."""
+        return entry.is_symlink() and entry.resolve().parent == self._root.resolve()
 
     def _folder(self, found: Found) -> Path:
         return self._root / found.name / self._subfolder if found.name else self._root
@@ -180,7 +185,7 @@ def _missing(names: set[str], read: Read) -> str | None:
     try:
         weight_map: Any = json.loads(read(INDEX))["weight_map"]
         wanted = {str(v) for v in weight_map.values()}
-    except (OSError, NotFound, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, NotFound, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{INDEX} cannot be read yet: {error}"
     absent = sorted(wanted - names)
     return f"{len(absent)} of {len(wanted)} shards are not there yet: {', '.join(absent[:3])}" if absent else None
@@ -189,6 +194,6 @@ def _missing(names: set[str], read: Read) -> str | None:
 def _trainer_step(read: Read) -> int | None:
     try:
         step: Any = json.loads(read("trainer_state.json"))["global_step"]
-    except (OSError, NotFound, ValueError, KeyError, TypeError):
+    except (OSError, NotFound, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+    return step if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= STEP_MAX else None

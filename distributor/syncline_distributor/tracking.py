@@ -45,7 +45,13 @@ class Found:
     def fingerprint(self) -> str:
         """32 hex digits over names, sizes and stamps."""
         text = "\n".join(f"{f.name}\0{f.size}\0{f.stamp}" for f in sorted(self.files, key=lambda f: f.name))
-        return blake3(f"{self.name}\n{text}".encode()).hexdigest(length=16)
+        # Names on a disk are bytes; those that are no UTF-8 come as half surrogates.
+        return blake3(f"{self.name}\n{text}".encode("utf-8", "surrogateescape")).hexdigest(length=16)
+
+    @property
+    def label(self) -> str:
+        """The name as any text may hold it."""
+        return self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
     def has(self, file: str) -> bool:
         return any(f.name == file for f in self.files)
@@ -96,7 +102,7 @@ class Tracker:
             if reason is None:
                 ready.append(found)
             else:
-                self.waiting[found.name] = reason
+                self.waiting[found.label] = reason
         self._steady = steady
         ready.sort(key=order)
         if self.settings.latest_only and ready:

@@ -120,7 +120,7 @@ class Watch:
         """Publish one checkpoint, or give it up by name."""
         self._say(phase="publishing")
         step = found.step
-        labels = {"source": found.name[:256], "fingerprint": found.fingerprint}
+        labels = {"source": found.label[:256], "fingerprint": found.fingerprint}
         try:
             folder = self._source.fetch(found)
             with FolderWeights(folder, column_split=self._column_split) as weights:
@@ -134,13 +134,13 @@ class Watch:
         finally:
             self._source.release(found)
         self._done(found)
-        self._say(published=found.name)
+        self._say(published=found.label)
 
     def _give_up(self, found: Found, error: Exception) -> None:
         """Skip this checkpoint. One that was only not ready comes again when its files change or rest."""
         self._metrics.source_errors.labels(*self._names, type(error).__name__).inc()
-        self._log.error("checkpoint skipped", source=found.name, error=str(error), phase="watch")
-        self._say(refused={**dict(list(self.state.refused.items())[-9:]), found.name: str(error)})
+        self._log.error("checkpoint skipped", source=found.label, error=str(error), phase="watch")
+        self._say(refused={**dict(list(self.state.refused.items())[-9:]), found.label: str(error)})
         if isinstance(error, SourceNotReady):
             self._tracker.postpone(found)
         else:
@@ -148,7 +148,7 @@ class Watch:
 
     def _done(self, found: Found) -> None:
         self._tracker.done.add(found.fingerprint)
-        self._known[found.fingerprint] = found.name
+        self._known[found.fingerprint] = found.label
         kept = dict(list(self._known.items())[-NOTES_KEPT:])
         draft = self._notes.with_suffix(".tmp")
         draft.write_text(json.dumps(kept))
