@@ -9,6 +9,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,8 @@ def test_two_processes_never_lose_an_increment(tmp_path: Path) -> None:
     store.put("count", b"0")
     script = """
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from syncline.errors import HeadMoved
 from syncline.store.local import LocalStore
@@ -248,3 +252,24 @@ def test_a_writer_that_finds_the_key_taken_does_not_copy_its_source(tmp_path: Pa
     os.mkfifo(source)  # reading it would wait for ever
     with pytest.raises(AlreadyExists):
         store.put_large("a", source)
+
+
+def test_a_key_that_two_delete_at_once_is_no_error_for_either(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b/c", b"1")
+    with (tmp_path / ".syncline" / "lock").open() as held, ThreadPoolExecutor(2) as threads:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        both = [threads.submit(store.delete, "a/b/c") for _ in range(2)]
+        time.sleep(0.3)  # both have seen the object and wait for the lock
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert [None, None] == [one.result(30) for one in both]
+    assert [] == list(store.list_after(""))
+
+
+def test_a_pipe_among_the_objects_is_no_object_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", b"1")
+    os.mkfifo(tmp_path / "a" / "pipe")
+    with pytest.raises(NotFound):
+        store.get("a/pipe", max_bytes=10)
+    assert ["a/b"] == [info.key for info in store.list_after("a/")]

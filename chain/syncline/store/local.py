@@ -125,7 +125,10 @@ class LocalStore:
         if not path.is_file():
             return
         with file_errors(key, self.url), self._locked():
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return  # somebody else deleted it while this call waited for the lock, and its folder with it
             sync_folder(path.parent, self._fsync)
             for folder in path.parents:
                 if folder == self._root:
@@ -143,7 +146,8 @@ class LocalStore:
         path = self._path(key)
         with file_errors(key, self.url):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                # Without O_NONBLOCK, opening a pipe that somebody dropped here would wait for ever.
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFound(key) from None
             try:
