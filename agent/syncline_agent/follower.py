@@ -37,12 +37,9 @@ from syncline_agent.nodefiles import NodeFiles, node_trouble
 from syncline_agent.policy import Target, TargetFile
 from syncline_agent.reporting import Reporter, aimed
 from syncline_agent.settings import FollowSettings
-from syncline_agent.status import ApplyPath, LastSync, Phase
+from syncline_agent.status import WORK, ApplyPath, LastSync, Phase
 from syncline_agent.syncing import Sync
 from syncline_agent.ways import Ways
-
-WORK = (Phase.JOIN, Phase.PLAN, Phase.FETCH, Phase.STAGE, Phase.COMMIT, Phase.HEAL)
-"""Phases whose seconds are measured."""
 
 
 class Follower:
@@ -352,8 +349,10 @@ class Follower:
                 self._came_from = sync.applied.version
             self._ways.learn(error, phase, sync)
             self._drop_sync()
-        if self._failures > 1 and phase is not Phase.HEAL and not isinstance(error, Retryable):
-            self._chain = None  # a reader remembers what it read: if that was damaged on its way, it must be read again
+        if self._failures > 1 and phase is not Phase.HEAL and not isinstance(error, Retryable | EngineUncertain):
+            # A reader remembers what it read: if that was damaged on its way, it must be read again. Not before healing,
+            # which must not wait for a store.
+            self._chain = None
         self._describe()
         if isinstance(error, EngineUncertain) or phase is Phase.HEAL:
             self._report.mismatched(phase)
@@ -379,10 +378,7 @@ class Follower:
         return self._settings.poll_seconds * (1.0 + self._random.uniform(0.0, self._settings.poll_jitter))
 
     def _backoff(self) -> float:
-        bound = min(
-            self._settings.backoff_max_seconds, self._settings.backoff_seconds * 2 ** min(self._failures - 1, 10)
-        )
-        return self._random.uniform(bound / 2, bound)
+        return self._settings.backoff(self._failures) * self._random.uniform(0.5, 1.0)
 
     def _publish(self) -> None:
         target, chain, applied, wanted = self._target, self._chain, self._applied, self._wanted

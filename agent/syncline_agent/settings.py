@@ -26,6 +26,10 @@ class FollowSettings:
     """The node checkpoint is at most so many versions behind what is applied, once the background has come around."""
     advance_seconds: float = 300.0
 
+    def backoff(self, failures: int) -> float:
+        """The longest wait after so many failures in a row."""
+        return min(self.backoff_max_seconds, self.backoff_seconds * 2 ** min(max(failures - 1, 0), 10))
+
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:

@@ -54,6 +54,10 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
+WORK = (Phase.JOIN, Phase.PLAN, Phase.FETCH, Phase.STAGE, Phase.COMMIT, Phase.HEAL)
+"""Phases whose seconds are measured."""
+
+
 class ApplyPath(StrEnum):
     """How a version came into the engine."""
 

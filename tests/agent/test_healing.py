@@ -69,6 +69,30 @@ def test_healing_needs_no_store(world: Any, following: Any) -> None:
     world.follow(following, 2)
 
 
+def test_healing_needs_no_store_after_other_failures_either(world: Any, following: Any) -> None:
+    world.publish()
+    follower, failed, objects = following.node.follower, [], {}
+
+    def fail(reached: str) -> None:
+        if reached == "apply.scattered" and not failed:
+            failed.append(reached)
+            objects.update((i.key, world.store.get(i.key, max_bytes=1 << 30).data) for i in world.store.list_after(""))
+            for key in objects:
+                world.store.delete(key)
+            raise RuntimeError("a driver died")
+
+    follower._failures = 3
+    faults.install_hook(fail)
+    try:
+        world.run(following, lambda s: bool(failed))
+        world.run(following, lambda s: s.in_service, seconds=60.0)
+    finally:
+        faults.install_hook(None)
+    for key, data in objects.items():
+        world.store.put(key, data)
+    world.follow(following, 3)
+
+
 def test_healing_falls_back_to_the_store_when_the_disk_is_damaged_too(world: Any, following: Any) -> None:
     shard = next(following.node.checkpoint.path.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
