@@ -27,7 +27,7 @@ from syncline.checkpoint.locks import exclusive
 from syncline.checkpoint.marker import OwnFiles
 from syncline.clock import Clock
 from syncline.delta import Delta
-from syncline.errors import DigestMismatch, LineageChanged, SynclineError
+from syncline.errors import Corrupt, DigestMismatch, LineageChanged, SynclineError
 from syncline.versions import Link
 from syncline.wire.records import ChunkRef, RunRecord
 from syncline.wire.tensors import TensorTable
@@ -208,6 +208,7 @@ class Background:
         *,
         settings: FollowSettings,
         clock: Clock,
+        log: FilteringBoundLogger,
         advanced: Callable[[], None] = lambda: None,
     ) -> None:
         self._checkpoint = checkpoint
@@ -215,9 +216,12 @@ class Background:
         self._status = status
         self._settings = settings
         self._clock = clock
+        self._log = log
         self._advanced = advanced
         self._last = clock.monotonic()
         self._tried: tuple[int, float] | None = None
+        self._doubted: int | None = None
+        """The version on disk that was read through because a delta did not fit it."""
         self.error: str | None = None
 
     def tick(self) -> float:
@@ -231,13 +235,26 @@ class Background:
             return 1.0
         try:
             self._checkpoint.advance(chain, applied.version)
-        except SynclineError as error:
-            self.error = f"{self._checkpoint.path} stays at version {boot}: {error}"
+        except (SynclineError, OSError) as error:
+            said = f"{self._checkpoint.path} stays at version {boot}: {error}"
+            if said != self.error:
+                self._log.warning("did not advance the node checkpoint", version=boot, reason=str(error))
+            self.error = said
+            if isinstance(error, Corrupt) and boot != self._doubted and self._read_through():
+                self._doubted = boot  # once: if the disk is well, it is the delta, and reading all again shows no more
+                return 1.0
             return self._settings.backoff_max_seconds
         self.error = None
         self._last = self._clock.monotonic()
         self._advanced()
         return 1.0
+
+    def _read_through(self) -> bool:
+        try:
+            self._checkpoint.distrust()
+        except (SynclineError, OSError):
+            return False  # an engine is loading it, say
+        return True
 
     def _due(self, chain: Chain, boot: int | None, applied: int) -> bool:
         if boot is None:

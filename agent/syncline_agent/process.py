@@ -74,7 +74,12 @@ class Node:
             log=log,
         )
         self.background = Background(
-            self.checkpoint, lambda: self.follower.chain, self.reporter.read, settings=settings.follow, clock=clock
+            self.checkpoint,
+            lambda: self.follower.chain,
+            self.reporter.read,
+            settings=settings.follow,
+            clock=clock,
+            log=log,
         )
 
 

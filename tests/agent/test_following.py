@@ -392,6 +392,41 @@ def test_the_advance_fetches_again_what_the_budget_did_not_keep(world: Any) -> N
     assert 5 == replica.node.checkpoint.version(world.reader.run_record().lineage, "main")
 
 
+def test_a_checkpoint_that_rotted_on_disk_is_made_anew_by_the_background(world: Any) -> None:
+    world.publish(2)
+    replica = world.replica(follow=FollowSettings(advance_every=1))
+    world.follow(replica, 2)
+    shard = next(replica.node.checkpoint.path.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-2000:] = bytes(byte ^ 0x41 for byte in data[-2000:])
+    shard.write_bytes(data)
+    world.follow(replica, world.publish())
+    replica.node.background.tick()
+    assert "stays at version 2" in replica.node.background.error
+    assert None is replica.node.checkpoint.version(world.reader.run_record().lineage, "main")
+    assert 3 == replica.serving.version
+    replica.node.background.tick()
+    assert None is replica.node.background.error
+    replica.stop_engine()
+    assert replica.start_engine()
+    assert 3 == world.follow(replica, 3).boot
+
+
+def test_a_disk_that_refuses_the_advance_is_said_and_tried_again(world: Any) -> None:
+    world.publish()
+    replica = world.replica(follow=FollowSettings(advance_every=1))
+    world.follow(replica, 1)
+    world.follow(replica, world.publish())
+    tables = replica.node.files.root / "checkpoint/.syncline/lock"
+    tables.unlink()
+    tables.mkdir()
+    assert replica.node.background.tick() > 1.0
+    assert "stays at version 1" in replica.node.background.error
+    tables.rmdir()
+    replica.node.background.tick()
+    assert 2 == replica.node.checkpoint.version(world.reader.run_record().lineage, "main")
+
+
 def test_other_tensors_are_refused_by_name_and_wait_on_disk_for_the_next_start(world: Any) -> None:
     world.publish(2)
     replica = world.replica()
