@@ -17,9 +17,11 @@ from syncline.chain import ChainReader
 from syncline.checkpoint import Checkpoint, OwnFiles, WeightFolder, materialize
 from syncline.checkpoint import download as downloading
 from syncline.clock import ManualClock
+from syncline.delta import Delta
 from syncline.errors import (
     CheckpointBusy,
     DiskFull,
+    LayoutRefused,
     LineageChanged,
     LinkMissing,
     NotFound,
@@ -118,6 +120,19 @@ def test_what_is_on_disk_is_advanced_by_deltas(store: WatchedStore, run: StoredR
     store.read.clear()
     made(run, 5, tmp_path / "checkpoint")
     assert set() == store.anchors_read()
+
+
+def test_what_a_link_in_the_folder_leads_to_is_never_written(run: StoredRun, tmp_path: Path):
+    path, elsewhere = tmp_path / "checkpoint", tmp_path / "shared.safetensors"
+    checkpoint = made(run, 2, path)
+    file = next(path.glob("*.safetensors"))
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.raises(LayoutRefused, match="is a link"):
+        checkpoint.advance([run.manifests[3]], [Delta({})])
+    made(run, 5, path)
+    assert (before, False) == (elsewhere.read_bytes(), file.is_symlink())
 
 
 def test_going_back_takes_an_anchor_and_leaves_no_file_of_the_other_behind(

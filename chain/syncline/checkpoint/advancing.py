@@ -97,6 +97,8 @@ def advance_in_place(
     new_marker = Marker.of(target, marker.tiling)
     own = OwnFiles(path)
     files = sorted({file for file, _ in places.values()})
+    if link := linked_file(path):
+        raise LayoutRefused(f"{link} is a link: what it leads to belongs to somebody else; materialize {path} again")
     intent = Intent(files, marker.version, marker.digest, new_marker, state.name)
     tiling = marker.tiling.tiling
     digest = Digest.from_hex(marker.digest)
@@ -147,6 +149,11 @@ def _parts(tensor: int, grid: FrameGrid, unit_bytes: int, deltas: Sequence[Delta
         held += size
     if some:
         yield part()
+
+
+def linked_file(path: Path) -> Path | None:
+    """A weight file of the folder that only leads somewhere else, if there is one. Such a file is never patched."""
+    return next((file for file in sorted(path.glob("*.safetensors")) if file.is_symlink()), None)
 
 
 def recover(path: Path) -> str | None:

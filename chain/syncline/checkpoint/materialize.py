@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline import faults
 from syncline.chain import AnchorStep, ChainReader, DeltaStep, Plan, SkipStep, StepKey, plan
-from syncline.checkpoint.advancing import NODE_POINTS, advance_in_place, forget, recover
+from syncline.checkpoint.advancing import NODE_POINTS, advance_in_place, forget, linked_file, recover
 from syncline.checkpoint.checkpoint import Checkpoint, store_table, verify_files
 from syncline.checkpoint.download import STREAMS, AnchorDownload, Progress, no_progress
 from syncline.checkpoint.durable import remove_durably, sync_folder, write_durably
@@ -153,6 +153,9 @@ class _Materializing:
 
     def _held(self, manifest: VersionManifest) -> _Held | None:
         """What the folder holds of this run's view, whole or partial. Anything else there counts for nothing."""
+        if link := linked_file(self._path):
+            self._log.warning("found a link where a file should be; fetching it anew", file=str(link))
+            return None
         for state in (self._own.marker, self._own.partial):
             try:
                 marker = read_marker(state)
