@@ -433,6 +433,7 @@ def test_a_sweep_ends_however_often_commits_fall_into_it(
                 slow.ready_undo(1)
                 slow.scatter(1)
                 slow.confirm(1)
+                assert slow._applied is not None
                 slow._error, slow._applied = None, replace(slow._applied, proven=True)  # so that the next may follow
 
     clock = CommitsAtEverySleep()
