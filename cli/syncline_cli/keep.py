@@ -25,7 +25,7 @@ from syncline_cli.context import (
 )
 from syncline_cli.output import size
 from syncline_distributor import vetoes
-from syncline_distributor.settings import RetentionSettings
+from syncline_distributor.settings import LEASE_LEAST_S, RetentionSettings
 from syncline_distributor.sweeper import Sweeper
 
 
@@ -91,12 +91,21 @@ def gc(
     lease_period: Annotated[
         float, typer.Option("--lease-period", min=1.0, help="Seconds; nothing younger is deleted.")
     ] = 300.0,
+    nobody_writes: Annotated[
+        bool, typer.Option("--nobody-writes", help="No writer is at work: allows --delete a lease period under 60 s.")
+    ] = False,
     keep_versions: Annotated[
         int, typer.Option("--keep-versions", min=0, help="Newest versions that stay in any case.")
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Show what retention would delete; with --delete, mark it, wait one lease period, look again, delete."""
+    if delete and lease_period < LEASE_LEAST_S and not nobody_writes:
+        raise typer.BadParameter(
+            f"{lease_period:g} s could take the chunks of a publish on its way; give at least {LEASE_LEAST_S:g}, "
+            "or say --nobody-writes",
+            param_hint="--lease-period",
+        )
     at = opened(store, run, view, as_json, patience=WORKING)
     clock = SystemClock()
     settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions)

@@ -319,7 +319,7 @@ def collectable(run: Any, syncline: Call, trainer: Any) -> Iterator[Any]:
 
 
 def test_gc_shows_first_and_deletes_only_when_told(syncline: Call, collectable: Any) -> None:
-    options = (*collectable.options, "--lease-period", 1)
+    options = (*collectable.options, "--lease-period", 1, "--nobody-writes")
     versions = collectable.reader.versions()
     dry = syncline("gc", *options)
     assert 0 == dry.code
@@ -351,6 +351,12 @@ def test_gc_keeps_as_many_versions_as_asked(syncline: Call, collectable: Any) ->
 
 def test_gc_refuses_where_it_cannot_know_what_is_needed(syncline: Call, collectable: Any) -> None:
     collectable.file(collectable.reader.keys.version(2)).write_bytes(b"{")
-    ended = syncline("gc", *collectable.options, "--lease-period", 1, "--delete")
+    ended = syncline("gc", *collectable.options, "--lease-period", 1, "--delete", "--nobody-writes")
     assert 8 == ended.code
     assert "nothing can be collected in demo/main: version 2 cannot be read" in ended.err
+
+
+def test_gc_does_not_delete_after_a_lease_period_that_a_writer_could_outlast(collectable: Any, syncline: Call) -> None:
+    ended = syncline("gc", *collectable.options, "--lease-period", 1, "--delete")
+    assert 2 == ended.code
+    assert "--nobody-writes" in ended.err
