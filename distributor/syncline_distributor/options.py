@@ -23,7 +23,8 @@ from syncline_distributor.settings import (
 
 DESCRIPTION = """The trainer's side. `watch` publishes every checkpoint that a trainer writes; `serve` leaves publishing to the
 trainer. Both write anchors and skip deltas, collect what nobody needs, and answer /status, /head, /metrics, /livez and
-/readyz. Exit status: 0 after SIGTERM or SIGINT, 1 when another writer took over, 2 for settings that cannot be used."""
+/readyz. Exit status after SIGTERM or SIGINT: 0, or 1 when another
+writer had taken over (/readyz says so at once); 2 for settings that cannot be used."""
 
 
 def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> ServiceSettings:

@@ -356,9 +356,11 @@ def test_a_user_who_is_not_allowed_is_refused(node: Path, connect: Callable[...,
 
 
 def test_an_arm_of_another_pool_or_pod_is_refused_by_name(node: Path, connect: Callable[..., Rank]) -> None:
-    with ArmServer(node / "arm.sock", pool="other"):
+    with ArmServer(node / "arm.sock", pool="other") as server:
         rank = connect()
         wait_until(lambda: rank.client.refused)
+        with pytest.raises(EngineUnavailable, match="the last arm was turned away: this agent serves pool other"):
+            server.describe()
         assert "serves pool other" in rank.client.connection
         rank.client.stop()
     with ArmServer(node / "arm.sock", pool="pool") as server:

@@ -94,6 +94,8 @@ class Island:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ranks: dict[int, Rank] = {}
+        self.refusal = ""
+        """Why the last arm was turned away; empty since one joined."""
 
     def join(self, rank: Rank, welcome: Callable[[], None]) -> None:
         """Take a rank in after `welcome` was said; its earlier connection is closed. ProtocolViolation, before any
@@ -121,6 +123,7 @@ class Island:
             welcome()  # before the rank can be found: no call may overtake it
             earlier = self._ranks.get(hello.rank)
             self._ranks[hello.rank] = rank
+            self.refusal = ""
             self._changed.notify_all()
         if earlier is not None:
             earlier.close("the same rank connected again")
@@ -140,7 +143,8 @@ class Island:
         """All ranks in order; EngineUnavailable naming those that are missing."""
         with self._changed:
             if not self._ranks:
-                raise EngineUnavailable("no engine is connected; start one with this node's socket")
+                turned_away = f"; the last arm was turned away: {self.refusal}" if self.refusal else ""
+                raise EngineUnavailable(f"no engine is connected; start one with this node's socket{turned_away}")
             hello = next(iter(self._ranks.values())).hello
             missing = [n for n in range(hello.ranks) if n not in self._ranks]
             if missing:

@@ -73,7 +73,9 @@ def plan(
     Raises VersionVetoed, LineageChanged, EpochRegressed, or LinkMissing that names the holes.
     """
     if target in vetoed:
-        raise VersionVetoed(f"version {target} was marked bad; choose another target or remove the veto")
+        raise VersionVetoed(
+            f"version {target} was marked bad; choose another target, or take the mark back: syncline mark-bad {target} --undo"
+        )
     manifest = source.manifest(target)
     if applied is not None and applied.lineage != manifest.lineage:
         raise LineageChanged(
