@@ -63,7 +63,10 @@ class Chooser:
             return None
         allowed = newest_allowed(wanted, self.vetoes)
         if allowed is None:
-            raise VersionVetoed(f"every version up to {wanted} was marked bad; publish a good one or remove a veto")
+            raise VersionVetoed(
+                f"every version up to {wanted} was marked bad, {wanted} itself because: {self.vetoes[wanted].reason}; "
+                f"publish a good one, or take a mark back: syncline mark-bad {wanted} --undo"
+            )
         if allowed != wanted and target.pinned is not None:
             self.remark = (
                 f"version {wanted} is pinned and was marked bad ({self.vetoes[wanted].reason}); taking {allowed}"

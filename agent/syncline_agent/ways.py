@@ -29,7 +29,7 @@ class Ways:
         self._checkpoint = checkpoint
         self._heart = heart
         self._report = report
-        self._avoid: set[StepKey] = set()
+        self._avoid: dict[StepKey, SynclineError] = {}
         self._disputed: Applied | None = None
         """What the engine claims and the manifest contradicts."""
 
@@ -44,7 +44,7 @@ class Ways:
                 vetoed=vetoed,
                 avoid=self._avoid,
             )
-        except LinkMissing:
+        except (LinkMissing, Corrupt):
             self._avoid.clear()  # no way is left without what failed before: it may work the next time
             raise
 
@@ -109,7 +109,7 @@ class Ways:
             return
         if phase is Phase.FETCH:
             self._report.refused(type(error).__name__)
-            self._avoid.update(sync.lacking(self._files))
+            self._avoid.update(dict.fromkeys(sync.lacking(self._files), error))
         elif phase is Phase.STAGE:
             if sync.recheck(self._files):
                 self._report.retried("quarantined")
@@ -118,7 +118,7 @@ class Ways:
                 self._report.mismatched(phase)
             # The bytes are the publisher's, and another way may lead there. An engine in doubt says so by itself.
             self._report.refused(type(error).__name__)
-            self._avoid.update(sync.step_keys)
+            self._avoid.update(dict.fromkeys(sync.step_keys, error))
 
     def arrived(self) -> None:
         """The target is served: nothing need be avoided any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from syncline.errors import LinkMissing, NotFound, VersionVetoed
 from syncline.store.base import WeightStore
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
-from syncline.wire.records import VersionManifest
+from syncline.wire.records import VersionManifest, VetoRecord
 from syncline_cli.output import Output
 
 LOOKING = RetryPolicy(deadline_s=10.0)
@@ -71,7 +71,7 @@ def no_versions(reader: ChainReader) -> NotFound:
     return NotFound(f"a version of {where}", "publish one with `syncline publish`, or check --view")
 
 
-def newest_good(reader: ChainReader, head: int, vetoes: Collection[int]) -> int:
+def newest_good(reader: ChainReader, head: int, vetoes: Mapping[int, VetoRecord]) -> int:
     """The version that a follower of head would hold: the newest that is not marked bad and is still there."""
     good = newest_allowed(head, vetoes)
     if good is not None and good != head:
@@ -79,7 +79,8 @@ def newest_good(reader: ChainReader, head: int, vetoes: Collection[int]) -> int:
         good = max((v for v in reader.versions() if v not in vetoes), default=None)
     if good is None:
         raise VersionVetoed(
-            f"every version of {reader.keys.run}/{reader.keys.view} was marked bad; "
+            f"every version of {reader.keys.run}/{reader.keys.view} was marked bad, "
+            f"the newest, {head}, because: {vetoes[head].reason}; "
             "publish a good one, or take a mark back with `syncline mark-bad --undo`"
         )
     return good

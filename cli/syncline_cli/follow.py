@@ -6,16 +6,18 @@ that is down and a way that has a hole; only a run name that was used again ends
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from syncline.chain import marked_bad
 from syncline.checkpoint import materialize
 from syncline.clock import Clock, SystemClock
-from syncline.errors import Corrupt, LinkMissing, Retryable, VersionVetoed
+from syncline.errors import ChainBroken, Corrupt, LineageChanged, Retryable
+from syncline.wire.records import VetoRecord
 from syncline_cli.context import (
     JsonOption,
     Opened,
@@ -53,8 +55,10 @@ def follow(
         while True:
             try:
                 follower.look()
-                remark, failures = follower.waits_for, 0
-            except (Retryable, LinkMissing, VersionVetoed, Corrupt) as error:
+                remark, failures = follower.remark, 0
+            except LineageChanged:
+                raise
+            except (Retryable, ChainBroken, Corrupt) as error:
                 remark, failures = f"{error}; trying again", failures + 1
             if remark and remark != said:
                 at.output.note(remark)
@@ -69,13 +73,13 @@ class _Follower:
 
     def __init__(self, at: Opened, folder: Path, clock: Clock, pool: ThreadPoolExecutor) -> None:
         self.held = 0
-        self.waits_for = ""
-        """What keeps it from holding anything; empty when nothing does."""
+        self.remark = ""
+        """Why it does not hold head; empty when it does."""
         self._at = at
         self._folder = folder
         self._clock = clock
         self._pool = pool
-        self._vetoes: Collection[int] = ()
+        self._vetoes: Mapping[int, VetoRecord] = {}
         self._vetoes_at: float | None = None
         self._head = 0
 
@@ -84,15 +88,16 @@ class _Follower:
         reader = self._at.reader
         head = head_or_none(reader)
         if head is None:
-            self.waits_for = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}"
+            self.remark = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}"
             return
-        self.waits_for = ""
+        self.remark = ""
         now = self._clock.monotonic()
         if self._vetoes_at is None or head.version != self._head or now - self._vetoes_at >= VETOES_EVERY_S:
             self._vetoes, self._vetoes_at, self._head = reader.vetoes(), now, head.version
         target = head.version
         if target in self._vetoes:
             target = newest_good(reader, target, self._vetoes)
+            self.remark = f"{marked_bad(head.version, self._vetoes)}; holding version {target} until a better one comes"
         if target != self.held:
             self._bring_to(target)
 

@@ -12,9 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.chain import AnchorStep, DeltaStep, DiskStep, SkipStep, StepKey, newest_allowed, plan
-from syncline.errors import EpochRegressed, LineageChanged, LinkMissing, SynclineError, VersionVetoed
+from syncline.errors import (
+    ChunkCorrupt,
+    DigestMismatch,
+    EpochRegressed,
+    FrameCorrupt,
+    LineageChanged,
+    LinkMissing,
+    SynclineError,
+    VersionVetoed,
+)
 from syncline.testing.chains import OTHER_LINEAGE, WHOLE_BYTES, Chain, version_manifest
 from syncline.versions import Link
+from syncline.wire.records import VetoRecord
 
 
 def link(chain: Chain, version: int) -> Link:
@@ -145,7 +155,7 @@ def test_a_base_may_lie_further_back_than_the_version_before():
 def test_a_vetoed_version_is_no_target_and_no_start_but_may_lie_on_the_way():
     chain = straight(6)
     chain.anchor_sizes[4] = WHOLE_BYTES
-    with pytest.raises(VersionVetoed, match="version 6 was marked bad"):
+    with pytest.raises(VersionVetoed, match="version 6 was marked bad; choose another"):
         plan(link(chain, 5), 6, chain, vetoed={6})
     assert ["delta 4->5", "delta 5->6"] == shape(plan(link(chain, 4), 6, chain, vetoed={5}).steps)
     assert ["anchor ->1", *(f"delta {v}->{v + 1}" for v in range(1, 6))] == shape(
@@ -157,6 +167,15 @@ def test_a_replica_that_already_serves_a_vetoed_version_is_told():
     chain = straight(6)
     with pytest.raises(VersionVetoed):
         plan(link(chain, 6), 6, chain, vetoed={6})
+
+
+def test_a_vetos_reason_is_told_wherever_it_is_in_the_way():
+    chain = straight(3)
+    marks = {v: VetoRecord(lineage="11" * 16, version=v, reason=f"reward {v} fell", created_ms=0) for v in (1, 3)}
+    with pytest.raises(VersionVetoed, match=r"version 3 was marked bad \(reward 3 fell\); choose another target"):
+        plan(None, 3, chain, vetoed=marks)
+    with pytest.raises(LinkMissing, match=r"the anchor of version 1 is not used: .* marked bad \(reward 1 fell\)"):
+        plan(None, 2, chain, vetoed=marks)
 
 
 def test_a_missing_link_is_named():
@@ -185,14 +204,46 @@ def test_a_step_that_failed_before_is_avoided():
     chain = straight(4)
     chain.anchor_sizes[3] = chain.anchor_sizes[2] = WHOLE_BYTES
     chain.skip_sizes[4, 2] = 12
-    bad = {StepKey("anchor", None, 3)}
+    bad: dict[StepKey, SynclineError] = {StepKey("anchor", None, 3): LinkMissing("its file is gone")}
     assert ["anchor ->2", "skip 2->4"] == shape(plan(None, 4, chain, avoid=bad).steps)
-    bad.add(StepKey("skip", 2, 4))
+    bad[StepKey("skip", 2, 4)] = LinkMissing("its chunk is gone")
     assert ["anchor ->2", "delta 2->3", "delta 3->4"] == shape(plan(None, 4, chain, avoid=bad).steps)
-    bad.add(StepKey("delta", 3, 4))
-    with pytest.raises(LinkMissing):
+    bad[StepKey("delta", 3, 4)] = LinkMissing("chunks/ab is gone")
+    with pytest.raises(LinkMissing) as refused:
         plan(None, 4, chain, avoid=bad)
-    assert ["skip 2->4"] == shape(plan(link(chain, 2), 4, chain, avoid={StepKey("delta", 3, 4)}).steps)
+    assert (
+        "no way from nothing applied to version 4: the delta from version 3 to 4 cannot be used: chunks/ab is gone; "
+        "the skip delta from version 2 to 4 cannot be used: its chunk is gone"
+    ) == str(refused.value)
+    assert ["skip 2->4"] == shape(
+        plan(link(chain, 2), 4, chain, avoid={StepKey("delta", 3, 4): LinkMissing("gone")}).steps
+    )
+
+
+def test_damaged_bytes_on_the_only_way_are_told_as_damage_and_not_as_a_hole():
+    chain = straight(3)
+    corrupt: dict[StepKey, SynclineError] = {
+        StepKey("delta", 1, 2): ChunkCorrupt("chunks/ab does not hash to its name")
+    }
+    with pytest.raises(ChunkCorrupt) as refused:
+        plan(None, 3, chain, avoid=corrupt)
+    assert (
+        "no way from nothing applied to version 3: the delta from version 1 to 2 cannot be used: chunks/ab does not hash "
+        "to its name"
+    ) == str(refused.value)
+    with pytest.raises(FrameCorrupt, match="the anchor of version 1 cannot be used: short"):
+        plan(None, 3, chain, avoid={StepKey("anchor", None, 1): FrameCorrupt("short")})
+    with pytest.raises(DigestMismatch, match="the checkpoint of version 2 on disk cannot be used: rotten"):
+        plan(None, 3, straight(3), on_disk=2, avoid={**corrupt, StepKey("disk", None, 2): DigestMismatch("rotten")})
+
+
+def test_a_way_that_ends_without_an_anchor_says_where():
+    class WithoutFiles(Chain):
+        def anchors(self) -> list[int]:
+            return []
+
+    with pytest.raises(LinkMissing, match="version 1 has no base, and its whole weights are not in the store"):
+        plan(None, 3, WithoutFiles(straight(3).manifests))
 
 
 def test_another_lineage_is_refused_by_name():
@@ -232,7 +283,7 @@ def test_no_way_leads_through_a_version_of_a_fenced_writer():
     chain.manifests[5] = version_manifest(5, 4, epoch=4)
     chain.manifests[6] = version_manifest(6, 5, epoch=6)
     with pytest.raises(EpochRegressed, match=r"no way from nothing applied to version 6: .* a fenced writer wrote it"):
-        plan(None, 6, chain, avoid={StepKey("anchor", None, 1)})
+        plan(None, 6, chain, vetoed={1})
     chain.skip_sizes[6, 2] = 50
     assert ["skip 2->6"] == shape(plan(link(chain, 2), 6, chain).steps)
 

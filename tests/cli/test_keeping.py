@@ -156,8 +156,20 @@ def test_a_chunk_that_is_damaged_is_never_used(syncline: Call, run: Any, tmp_pat
     damaged[-1] ^= 1
     chunk.write_bytes(damaged)
     ended = syncline("materialize", tmp_path / "out", *run.options, "--version", 2)
-    assert ended.code in (4, 5)
-    assert "does not hash to its name" in ended.err
+    assert 4 == ended.code
+    assert "no way from nothing applied to version 2: the delta from version 1 to 2 cannot be used: " in ended.err
+    assert f"{chunk.name} does not hash to its name" in ended.err
+
+
+def test_a_version_that_is_marked_bad_is_refused_with_its_reason(syncline: Call, run: Any, tmp_path: Path) -> None:
+    for version in range(1, 6):
+        syncline("mark-bad", version, *run.options, "--reason", f"reward {version} fell")
+    refused = syncline("materialize", tmp_path / "out", *run.options, "--version", 4)
+    assert 5 == refused.code
+    assert "version 4 was marked bad (reward 4 fell); choose another target" in refused.err
+    none_left = syncline("materialize", tmp_path / "out", *run.options)
+    assert 5 == none_left.code
+    assert "every version of demo/main was marked bad, the newest, 5, because: reward 5 fell; publish" in none_left.err
 
 
 def test_a_collected_version_is_told_from_one_that_never_was(syncline: Call, run: Any, tmp_path: Path) -> None:
@@ -228,6 +240,8 @@ def test_follow_leaves_a_version_that_is_marked_bad_and_comes_back(
     ended = syncline("follow", tmp_path / "out", *run.options, "--json")
     assert 130 == ended.code
     assert [5, 4, 5] == [json.loads(line)["version"] for line in ended.out.splitlines()]
+    told = "version 5 was marked bad (marked bad by hand); holding version 4 until a better one comes"
+    assert [told] == [line for line in ended.err.splitlines() if "version 5" in line]
     assert bits_of(run.checkpoints[5]) == bits_of(tmp_path / "out")
 
 
@@ -269,6 +283,17 @@ def test_follow_waits_for_the_first_version_and_survives_a_store_that_is_gone(
     assert "waiting for the first version of demo/main" == told[0]
     assert len(told) > 1 and len(set(told)) == len(told)
     assert [1, 1, 2, 4, 8] == clock.slept
+
+
+def test_follow_waits_for_a_later_version_after_one_of_a_fenced_writer(
+    syncline: Call, run: Any, tmp_path: Path, trainer: Any, scripted: Callable[..., Script]
+) -> None:
+    lowered = run.reader.manifest(4).model_copy(update={"epoch": 9})
+    run.store.put(run.reader.keys.version(4), lowered.encode())
+    scripted(nothing)
+    ended = syncline("follow", tmp_path / "out", *run.options)
+    assert (130, "") == (ended.code, ended.out)
+    assert "a fenced writer wrote it; wait for a later version or mark it bad; trying again" in ended.err
 
 
 def test_follow_ends_when_the_run_name_was_used_again(

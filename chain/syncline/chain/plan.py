@@ -13,7 +13,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, TypeAlias, cast
 
 from syncline.chain.steps import Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
 from syncline.errors import (
@@ -26,7 +27,13 @@ from syncline.errors import (
     VersionVetoed,
 )
 from syncline.versions import Link
-from syncline.wire.records import SkipManifest, VersionManifest
+from syncline.wire.records import SkipManifest, VersionManifest, VetoRecord
+
+Vetoed: TypeAlias = Collection[int] | Mapping[int, VetoRecord]
+"""Versions that were marked bad; given as a reader returns them, an error says why."""
+Avoided: TypeAlias = Mapping[StepKey, SynclineError]
+"""Steps that failed before, and how."""
+NOTHING_AVOIDED: Avoided = MappingProxyType({})
 
 MAX_STEPS = 4096
 """Deltas in a row; a longer chain counts as a hole, so a run that never gets an anchor cannot make a planner walk for
@@ -54,27 +61,34 @@ def newest_allowed(head: int, vetoed: Collection[int]) -> int | None:
     return next((v for v in range(head, 0, -1) if v not in vetoed), None)
 
 
+def marked_bad(version: int, vetoed: Vetoed) -> str:
+    """What to say of a vetoed version: that it was marked bad, and why if that is known."""
+    record = cast(Mapping[int, VetoRecord], vetoed).get(version) if isinstance(vetoed, Mapping) else None
+    return f"version {version} was marked bad" + ("" if record is None else f" ({record.reason})")
+
+
 def plan(
     applied: Link | None,
     target: int,
     source: PlanSource,
     *,
     on_disk: int | None = None,
-    vetoed: Collection[int] = (),
-    avoid: Collection[StepKey] = (),
+    vetoed: Vetoed = (),
+    avoid: Avoided = NOTHING_AVOIDED,
     max_steps: int = MAX_STEPS,
 ) -> Plan:
     """The cheapest way from `applied` (None: nothing is held) to `target`.
 
     `on_disk` is the version of the node's own checkpoint, if it has one of the same lineage. `vetoed` versions are no
-    targets and their anchors no starts; deltas may lead through them. Steps in `avoid` failed before and are not
-    used.
+    targets and their anchors no starts; deltas may lead through them. Steps in `avoid` are not used.
 
-    Raises VersionVetoed, LineageChanged, EpochRegressed, or LinkMissing that names the holes.
+    Raises VersionVetoed, LineageChanged, EpochRegressed; where no way is left, Corrupt if damaged bytes stand in it,
+    else LinkMissing, which name what is damaged and the holes.
     """
     if target in vetoed:
         raise VersionVetoed(
-            f"version {target} was marked bad; choose another target, or take the mark back: syncline mark-bad {target} --undo"
+            f"{marked_bad(target, vetoed)}; choose another target, or take the mark back: "
+            f"syncline mark-bad {target} --undo"
         )
     manifest = source.manifest(target)
     if applied is not None and applied.lineage != manifest.lineage:
@@ -85,7 +99,7 @@ def plan(
     if applied is not None and applied.version == target:
         return Plan(target, manifest, ())
     _check_predecessor(applied, manifest, source)
-    search = _Search(applied, manifest, source, on_disk, frozenset(vetoed), frozenset(avoid), max_steps)
+    search = _Search(applied, manifest, source, on_disk, vetoed, avoid, max_steps)
     return Plan(None if applied is None else applied.version, manifest, search.run())
 
 
@@ -142,8 +156,8 @@ class _Search:
         target: VersionManifest,
         source: PlanSource,
         on_disk: int | None,
-        vetoed: frozenset[int],
-        avoid: frozenset[StepKey],
+        vetoed: Vetoed,
+        avoid: Avoided,
         max_steps: int,
     ) -> None:
         self._applied = applied
@@ -160,7 +174,10 @@ class _Search:
         self._missing: set[int] = set()
         self._anchors: frozenset[int] | None = None
         self._skips: Mapping[int, Sequence[int]] | None = None
-        self._holes: list[SynclineError] = []
+        self._barred: frozenset[int] = frozenset()
+        """Versions whose anchor is there and may not be started from."""
+        self._holes: dict[str, SynclineError] = {}
+        """What is in the way, in words."""
         self._serial = 0
 
     def run(self) -> list[Step]:
@@ -197,7 +214,7 @@ class _Search:
 
     def _enter(self, item: _Item, rank: int, start: Step | None) -> None:
         """Offer to begin the plan at the version of `item`."""
-        if start is not None and start.key in self._avoid:
+        if start is not None and self._avoided(start.key):
             return
         spent = item.spent + (start.fetch_bytes if start is not None else 0)
         self._serial += 1
@@ -215,23 +232,23 @@ class _Search:
             return  # whatever lies below cannot be cheaper
         if version == self._on_disk:
             self._enter(item, _DISK, DiskStep(version))
-        if self._anchors is not None and version in self._anchors:
+        if self._anchors is not None:
             self._enter_at_anchor(item)
         manifest = self._manifest(version)
         if manifest is None:
             return
         if item.hops >= self._max_steps:
-            self._holes.append(
+            self._note(
                 LinkMissing(
                     f"the chain below version {version} is longer than {self._max_steps} deltas; write an anchor"
                 )
             )
             return
         step = DeltaStep(manifest)
-        if manifest.base is not None and step.key not in self._avoid:
+        if manifest.base is not None and not self._avoided(step.key):
             self._push(manifest.base, item.spent + step.fetch_bytes, hops=item.hops + 1, onward=(step, version))
         for base in self._skip_bases(item, manifest):
-            if StepKey("skip", base, version) not in self._avoid:
+            if not self._avoided(StepKey("skip", base, version)):
                 self._push(base, item.spent, hops=item.hops + 1, skip_to=version)
 
     def _skip_bases(self, item: _Item, manifest: VersionManifest) -> Sequence[int]:
@@ -248,7 +265,7 @@ class _Search:
         try:
             skip = self._source.skip(item.skip_to, item.version)
         except (ChainBroken, Corrupt) as error:
-            self._holes.append(error)
+            self._note(error)
             return
         step = SkipStep(skip, self._manifests[item.skip_to])
         self._push(item.version, item.spent + step.fetch_bytes, hops=item.hops, onward=(step, item.skip_to))
@@ -266,7 +283,7 @@ class _Search:
             epoch = manifest.epoch
         after = self._manifests[item.onward[1]]
         if after.epoch < epoch:
-            self._holes.append(_regressed(after.version, after.epoch, item.version, epoch))
+            self._note(_regressed(after.version, after.epoch, item.version, epoch))
             return False
         return True
 
@@ -284,24 +301,28 @@ class _Search:
                 self._manifests[version] = manifest
             except (ChainBroken, Corrupt) as error:
                 self._missing.add(version)
-                self._holes.append(error)
+                self._note(error)
                 return None
         return self._manifests[version]
 
     def _look_for_anchors(self) -> None:
         found = {v for v in self._source.anchors() if v <= self._target.version}
-        self._anchors = frozenset(found - self._vetoed)
-        for version, item in self._settled.items():
-            if version in self._anchors:
-                self._enter_at_anchor(item)
+        self._barred = frozenset(v for v in found if v in self._vetoed)
+        self._anchors = frozenset(found - self._barred)
+        for item in self._settled.values():
+            self._enter_at_anchor(item)
 
     def _enter_at_anchor(self, item: _Item) -> None:
-        if StepKey("anchor", None, item.version) in self._avoid:
+        assert self._anchors is not None
+        if item.version in self._barred:
+            reason = marked_bad(item.version, self._vetoed)
+            self._note(VersionVetoed(f"the anchor of version {item.version} is not used: {reason}"))
+        if item.version not in self._anchors or self._avoided(StepKey("anchor", None, item.version)):
             return
         try:
             anchor = self._source.anchor(item.version)
         except (ChainBroken, Corrupt) as error:
-            self._holes.append(error)
+            self._note(error)
             return
         self._enter(item, _ANCHOR, AnchorStep(item.version, anchor.body))
 
@@ -313,12 +334,24 @@ class _Search:
             onward = self._settled[onward[1]].onward
         return steps
 
+    def _note(self, hole: SynclineError, what: str = "") -> None:
+        self._holes[f"{what}{hole}"] = hole
+
+    def _avoided(self, key: StepKey) -> bool:
+        """Whether a step failed before; if so, that is a hole."""
+        failure = self._avoid.get(key)
+        if failure is not None:
+            self._note(failure, f"{key.words} cannot be used: ")
+        return failure is not None
+
     def _no_way(self) -> SynclineError:
         held = "nothing applied" if self._applied is None else f"version {self._applied.version}"
-        reasons = (
-            "; ".join(str(e) for e in self._holes) or f"version {min(self._settled)} has no base and no usable anchor"
-        )
-        message = f"no way from {held} to version {self._target.version}: {reasons}"
-        if self._holes and all(isinstance(e, EpochRegressed) for e in self._holes):
+        end = f"version {min(self._settled)} has no base, and its whole weights are not in the store"
+        message = f"no way from {held} to version {self._target.version}: {'; '.join(self._holes) or end}"
+        holes = [hole for hole in self._holes.values() if not isinstance(hole, VersionVetoed)]
+        corrupt = next((hole for hole in holes if isinstance(hole, Corrupt)), None)
+        if corrupt is not None:
+            return type(corrupt)(message)
+        if holes and all(isinstance(hole, EpochRegressed) for hole in holes):
             return EpochRegressed(message)
         return LinkMissing(message)

@@ -25,6 +25,15 @@ class StepKey(NamedTuple):
     base: int | None
     version: int
 
+    @property
+    def words(self) -> str:
+        """The step as a person reads of it."""
+        if self.kind == "anchor":
+            return f"the anchor of version {self.version}"
+        if self.kind == "disk":
+            return f"the checkpoint of version {self.version} on disk"
+        return f"the {'skip ' if self.kind == 'skip' else ''}delta from version {self.base} to {self.version}"
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaStep:

@@ -19,7 +19,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from syncline import faults
-from syncline.chain import AnchorStep, ChainReader, DeltaStep, Plan, SkipStep, StepKey, plan
+from syncline.chain import AnchorStep, ChainReader, DeltaStep, Plan, SkipStep, StepKey, Vetoed, plan
 from syncline.checkpoint.advancing import NODE_POINTS, advance_in_place, forget, linked_file, recover
 from syncline.checkpoint.checkpoint import Checkpoint, store_table, verify_files
 from syncline.checkpoint.download import STREAMS, AnchorDownload, Progress, no_progress
@@ -54,7 +54,7 @@ def materialize(
     *,
     executor: Executor | None = None,
     progress: Progress = no_progress,
-    vetoed: Collection[int] | None = None,
+    vetoed: Vetoed | None = None,
     streams: int = STREAMS,
     log: FilteringBoundLogger | None = None,
 ) -> Checkpoint:
@@ -112,15 +112,15 @@ class _Materializing:
         self._doing: StepKey | None = None
         """What is to blame if something fails now."""
 
-    def bring_to(self, version: int, vetoed: Collection[int]) -> None:
+    def bring_to(self, version: int, vetoed: Vetoed) -> None:
         manifest = self._reader.manifest(version)
-        avoid: set[StepKey] = set()
-        failures: list[SynclineError] = []
+        avoid: dict[StepKey, SynclineError] = {}
         while True:
             held = self._held(manifest)
             if held is not None and held.state == self._own.marker and held.marker.holds(manifest):
                 return
-            way = self._plan(manifest, held, vetoed, avoid, failures)
+            on_disk = None if held is None else held.marker.version
+            way = plan(None, version, self._reader, on_disk=on_disk, vetoed=vetoed, avoid=avoid)
             try:
                 self._take(way, held)
                 return
@@ -128,28 +128,10 @@ class _Materializing:
                 blamed = self._doing
                 if blamed is None or blamed in avoid:
                     raise
-                failures.append(error)
-                avoid.add(blamed)
+                avoid[blamed] = error
                 self._log.warning(
                     "avoided a step", step=blamed.kind, version=blamed.version, target=version, error=str(error)
                 )
-
-    def _plan(
-        self,
-        manifest: VersionManifest,
-        held: _Held | None,
-        vetoed: Collection[int],
-        avoid: set[StepKey],
-        failures: list[SynclineError],
-    ) -> Plan:
-        on_disk = None if held is None else held.marker.version
-        try:
-            return plan(None, manifest.version, self._reader, on_disk=on_disk, vetoed=vetoed, avoid=avoid)
-        except LinkMissing as error:
-            if not failures:
-                raise
-            tried = "; ".join(str(f) for f in failures)
-            raise LinkMissing(f"{error}; and what was tried failed: {tried}") from failures[-1]
 
     def _held(self, manifest: VersionManifest) -> _Held | None:
         """What the folder holds of this run's view, whole or partial. Anything else there counts for nothing."""
