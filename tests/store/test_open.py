@@ -98,6 +98,8 @@ def test_credentials_come_from_the_environment_synclines_own_first() -> None:
     assert S3Credentials("aws", "other", "token") == S3Credentials.from_env(aws)
     assert S3Credentials("access", "hidden") == S3Credentials.from_env({**aws, **KEYS})
     with pytest.raises(StoreDenied, match="SYNCLINE_S3_ACCESS_KEY"):
+        S3Credentials.from_env({})
+    with pytest.raises(StoreDenied, match="AWS_ACCESS_KEY_ID is set without AWS_SECRET_ACCESS_KEY"):
         S3Credentials.from_env({"AWS_ACCESS_KEY_ID": "alone"})
     assert "hidden" not in repr(S3Credentials("access", "hidden", "hidden"))
 
@@ -110,6 +112,8 @@ def test_an_endpoint_and_a_region_come_from_the_url_first() -> None:
     assert ("10.0.0.1:9000", False, "eu-north-1") == (taken.host, taken.secure, taken.region)
     public = S3Location.parse("s3://bucket", {})
     assert ("s3.us-east-1.amazonaws.com", True) == (public.host, public.secure)
+    assert "put ?endpoint=http://host:port into the url" in public.words
+    assert given.url == given.words
 
 
 def test_a_folder_is_opened_without_the_s3_client() -> None:

@@ -273,7 +273,9 @@ class S3Store:
             answer = _xml(self._call("POST", key, body=body, headers=headers, query={"uploadId": upload_id}))
             if _tag(answer) == "Error":  # a completion that fails late is a 200 with an error in its body
                 status = 412 if _text(answer, "Code") == "PreconditionFailed" else 500
-                raise error_for(status, _text(answer, "Code"), _text(answer, "Message"), key=key, url=self.url)
+                raise error_for(
+                    status, _text(answer, "Code"), _text(answer, "Message"), key=key, url=self._location.words
+                )
             return _text(answer, "ETag").strip('"')
 
     def _abort(self, key: str, upload_id: str) -> None:
@@ -322,14 +324,16 @@ class S3Store:
             yield
         except S3Error as error:
             status = error.response.status
-            raise error_for(status, str(error.code or ""), str(error.message or ""), key=key, url=self.url) from error
+            raise error_for(
+                status, str(error.code or ""), str(error.message or ""), key=key, url=self._location.words
+            ) from error
         except ServerError as error:
-            raise error_for(error.status_code, "", "", key=key, url=self.url) from error
+            raise error_for(error.status_code, "", "", key=key, url=self._location.words) from error
         except InvalidResponseError as error:
-            raise error_for(error._code, "", "not in S3's words", key=key, url=self.url) from error
+            raise error_for(error._code, "", "not in S3's words", key=key, url=self._location.words) from error
         except (MinioException, HTTPError, OSError, ElementTree.ParseError, LookupError, ValueError) as error:
             raise StoreUnavailable(
-                f"{key} in {self.url}: no usable answer ({type(error).__name__}: {error}); "
+                f"{key} in {self._location.words}: no usable answer ({type(error).__name__}: {error}); "
                 "check the endpoint and the network"
             ) from error
 

@@ -28,6 +28,14 @@ class S3Location:
     host: str
     secure: bool
     region: str
+    assumed: bool = False
+    """Nobody named an endpoint, so it is Amazon's."""
+
+    @property
+    def words(self) -> str:
+        """The url for messages, which says how to name another service where none was named."""
+        hint = " (no endpoint was named, so Amazon's is asked; for another put ?endpoint=http://host:port into the url)"
+        return self.url + (hint if self.assumed else "")
 
     @property
     def url(self) -> str:
@@ -57,16 +65,15 @@ class S3Location:
         region = (
             options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or DEFAULT_REGION
         )
-        endpoint = (
-            options.get("endpoint")
-            or environ.get("AWS_ENDPOINT_URL_S3")
-            or environ.get("AWS_ENDPOINT_URL")
-            or f"https://s3.{region}.amazonaws.com"
-        )
+        named = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        endpoint = named or f"https://s3.{region}.amazonaws.com"
         where = urlsplit(endpoint)
         if where.scheme not in ("http", "https") or not _HOST.fullmatch(where.netloc) or where.path.strip("/"):
-            raise StoreMisused(f"{url}: the endpoint must be http://host:port or https://host:port")
-        return cls(parts.netloc, prefix, where.netloc, where.scheme == "https", region)
+            raise StoreMisused(
+                f"{url}: the endpoint must be http://host:port or https://host:port; it comes from the url's endpoint=, "
+                "else from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
+            )
+        return cls(parts.netloc, prefix, where.netloc, where.scheme == "https", region, assumed=not named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class S3Credentials:
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> S3Credentials:
         """Syncline's own variables first, then AWS's; StoreDenied when there are none."""
+        half: list[str] = []
         for names in (
             ("SYNCLINE_S3_ACCESS_KEY", "SYNCLINE_S3_SECRET_KEY", "SYNCLINE_S3_SESSION_TOKEN"),
             ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -87,7 +95,9 @@ class S3Credentials:
             access, secret, token = (environ.get(name) for name in names)
             if access and secret:
                 return cls(access, secret, token or None)
+            if access or secret:
+                half.append(f"{names[0]} is set without {names[1]}" if access else f"{names[1]} without {names[0]}")
         raise StoreDenied(
-            "no key pair for S3: set SYNCLINE_S3_ACCESS_KEY and SYNCLINE_S3_SECRET_KEY "
+            f"no key pair for S3{''.join(f' ({told})' for told in half)}: set SYNCLINE_S3_ACCESS_KEY and SYNCLINE_S3_SECRET_KEY "
             "(or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
