@@ -9,17 +9,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
-from syncline.clock import SystemClock, system_random
-from syncline.errors import SynclineError
+from structlog.typing import FilteringBoundLogger
+
+from syncline.clock import Clock, SystemClock, system_random
+from syncline.errors import Rejected, SynclineError
 from syncline.logs import LEVELS, logger, set_up_logs
 from syncline.metrics import Metrics
 from syncline.store.keys import checked_name
 from syncline.store.open import open_store
 from syncline_agent.arm.server import ArmServer
+from syncline_agent.flags import check_socket_path, port, seconds, whole
 from syncline_agent.heartbeat import HeartSettings
 from syncline_agent.nodefiles import own_node_dir
 from syncline_agent.process import STORE_PATIENCE, Node, open_sources, serve
@@ -30,15 +36,16 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
     """Settings from flags and environment. Exits with status 2, as argparse does, for what cannot be used."""
     parser = argparse.ArgumentParser(prog="syncline-agent", description=__doc__.splitlines()[0] if __doc__ else None)
 
-    def flag(name: str, default: str | None, text: str, **more: object) -> None:
-        found = environ.get(f"SYNCLINE_{name.upper().replace('-', '_')}")
-        given = found if found is not None else default
-        parser.add_argument(f"--{name}", default=given, required=given is None and name in REQUIRED, help=text, **more)  # pyright: ignore[reportArgumentType]
+    def flag(name: str, default: str | None, text: str, **more: Any) -> None:
+        variable = f"SYNCLINE_{name.upper().replace('-', '_')}"
+        given = environ.get(variable, default)
+        shown = f"{text} ({variable}{f', default {default}' if default else ''})"
+        parser.add_argument(f"--{name}", default=given, required=given is None and name in REQUIRED, help=shown, **more)
 
     stores = environ.get("SYNCLINE_STORE", "").split()
     parser.add_argument(
         "--store", action="append", default=None, required=not stores, metavar="URL",
-        help="store of the run; given twice: first the mirror, then the origin (SYNCLINE_STORE: separated by spaces)",
+        help="store of the run; given twice: first the mirror, then the origin (SYNCLINE_STORE, separated by spaces)",
     )  # fmt: skip
     flag("target", None, "the watched file that says what to serve", metavar="FILE")
     flag("node-dir", None, "folder of this node: chunks, checkpoint and the arm's socket", metavar="DIR")
@@ -52,18 +59,19 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
     for name, default in (("cluster", "local"), ("namespace", "default"), ("pool", "default"), ("node", "node-0")):
         flag(name, default, f"name of this {name} in heartbeats and metrics")
     flag("host", "127.0.0.1", "address of /status, /metrics, /readyz and /livez")
-    flag("port", "0", "their port; 0 takes a free one and logs it")
-    flag("token", "", "what an arm must present besides its user id")
-    flag("poll-seconds", "1.0", "how often head is polled")
-    flag("heartbeat-seconds", "15", "how often the heartbeat is written")
-    flag("fetch-workers", "4", "chunks fetched at once")
-    flag("advance-every", "8", "the node checkpoint follows at most so many versions behind")
+    flag("port", "0", "their port; 0 takes a free one and logs it", type=port)
+    flag(
+        "token", "", "what an arm must present; empty: what stands in arm.token of --node-dir, made if it is not there"
+    )
+    flag("poll-seconds", "1.0", "how often head is polled", type=seconds)
+    flag("heartbeat-seconds", "15", "how often the heartbeat is written", type=seconds)
+    flag("fetch-workers", "4", "chunks fetched at once", type=whole(1))
+    flag("advance-every", "8", "the node checkpoint follows at most so many versions behind", type=whole(1))
     flag("log-format", "console", "console or json", choices=["console", "json"])
     flag("log-level", "info", "least severe event that is logged", choices=list(LEVELS))
     given = parser.parse_args(arguments)
     try:
-        every = float(given.heartbeat_seconds)
-        return AgentSettings(
+        settings = AgentSettings(
             stores=given.store or stores,
             target=Path(given.target),
             node_dir=Path(given.node_dir),
@@ -72,18 +80,22 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
             pool=checked_name(given.pool, "pool"),
             node=checked_name(given.node, "node"),
             host=given.host,
-            port=int(given.port),
+            port=given.port,
             distributor=given.distributor,
             consumers_store=given.consumers_store,
-            fetch_workers=int(given.fetch_workers),
+            fetch_workers=given.fetch_workers,
             token=given.token,
             log_format=given.log_format,
             log_level=given.log_level,
-            follow=FollowSettings(poll_seconds=float(given.poll_seconds), advance_every=int(given.advance_every)),
-            heart=HeartSettings(every_seconds=every, ttl_seconds=6 * every),
+            follow=FollowSettings(poll_seconds=given.poll_seconds, advance_every=given.advance_every),
+            heart=HeartSettings(every_seconds=given.heartbeat_seconds, ttl_seconds=6 * given.heartbeat_seconds),
         )
+        check_socket_path(settings.socket)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --node-dir: {error}")
     except (ValueError, SynclineError) as error:
         parser.error(str(error))
+    return settings
 
 
 REQUIRED = ("target", "node-dir")
@@ -96,34 +108,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logs(log_format=settings.log_format, level=settings.log_level, clock=clock)
     log = logger("agent", pool=settings.pool, node=settings.node)
     try:
+        with ExitStack() as held:
+            node = _node(settings, held, clock=clock, random=system_random(), metrics=metrics, log=log)
+            asyncio.run(serve(settings, node, metrics, log))
+    except Rejected as error:
+        print(f"syncline-agent: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _node(
+    settings: AgentSettings,
+    held: ExitStack,
+    *,
+    clock: Clock,
+    random: random.Random,
+    metrics: Metrics,
+    log: FilteringBoundLogger,
+) -> Node:
+    """The node's parts; what must be let go of in the end is `held`. Rejected for settings that cannot be used."""
+    try:
         sources = open_sources(settings, clock=clock, metrics=metrics)
         consumers = (
             open_store(settings.consumers_store, clock=clock, metrics=metrics, policy=STORE_PATIENCE)
             if settings.consumers_store
             else sources[-1].store
         )
-        owned = own_node_dir(settings.node_dir)
-        arms = ArmServer(settings.socket, pool=settings.pool, token=settings.token, log=log).start()
     except (SynclineError, OSError) as error:
-        print(f"syncline-agent: {error}", file=sys.stderr)
-        return 2
-    node = Node(
-        settings,
-        arms,
-        sources=sources,
-        consumers=consumers,
-        clock=clock,
-        random=system_random(),
-        metrics=metrics,
-        log=log,
-        workers=settings.fetch_workers,
-    )
+        raise Rejected(str(error)) from error
     try:
-        asyncio.run(serve(settings, node, metrics, log))
-    finally:
-        arms.stop()
-        owned.close()
-    return 0
+        held.enter_context(closing(own_node_dir(settings.node_dir)))
+        arms = held.enter_context(ArmServer(settings.socket, pool=settings.pool, token=settings.token, log=log))
+        return Node(
+            settings,
+            arms,
+            sources=sources,
+            consumers=consumers,
+            clock=clock,
+            random=random,
+            metrics=metrics,
+            log=log,
+            workers=settings.fetch_workers,
+        )
+    except (SynclineError, OSError) as error:
+        raise Rejected(f"--node-dir {settings.node_dir} cannot be used: {error}") from error
 
 
 if __name__ == "__main__":

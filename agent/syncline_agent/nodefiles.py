@@ -173,17 +173,15 @@ class NodeFiles:
 def own_node_dir(node_dir: Path) -> IO[bytes]:
     """Take a node directory for this process, for as long as the file that is returned stays open.
 
-    Rejected when another agent has it: two would answer for one engine.
+    Rejected when another agent has it: two would answer for one engine. OSError for a folder that cannot be written.
     """
     node_dir.mkdir(parents=True, exist_ok=True)
     lock = (node_dir / "agent.lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         lock.close()
-        raise Rejected(
-            f"{node_dir} belongs to an agent that runs already; give each agent its own --node-dir"
-        ) from error
+        raise Rejected(f"{node_dir} belongs to an agent that runs already; give each agent its own") from error
     return lock
 
 

@@ -25,6 +25,7 @@ from syncline_agent.engine import Engine
 from syncline_agent.fetch import Fetcher, Source
 from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
+from syncline_agent.listening import listen
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.policy import TargetFile
 from syncline_agent.reporting import Reporter
@@ -109,7 +110,7 @@ def open_sources(settings: AgentSettings, *, clock: Clock, metrics: Metrics) -> 
 
 
 async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: FilteringBoundLogger) -> None:
-    """Run the node until SIGTERM or SIGINT; then say goodbye to the store."""
+    """Run the node until SIGTERM or SIGINT; then say goodbye to the store. Rejected when HTTP has no place to listen."""
     machines = [
         Driven("follower", node.follower.tick, log),
         Driven("heart", node.heart.tick, log),
@@ -133,9 +134,8 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     try:
-        site = web.TCPSite(runner, settings.host, settings.port)
-        await site.start()
-        log.info("serving", host=settings.host, port=runner.addresses[0][1], socket=str(settings.socket))
+        _, port = await listen(runner, settings.host, settings.port)
+        log.info("serving", host=settings.host, port=port, socket=str(settings.socket))
         for machine in (*machines, *bells):
             machine.start()
         await stop.wait()

@@ -51,7 +51,8 @@ class AgentSettings:
     """Where heartbeats and leases go; the last of `stores` unless told otherwise."""
     fetch_workers: int = 4
     token: str = ""
-    """What an arm must present; empty takes the socket's permissions and peer UID alone."""
+    """What an arm must present; empty takes what stands in `arm.token` of the node directory, made at random if it is
+    not there."""
     log_format: str = "console"
     log_level: str = "info"
     follow: FollowSettings = field(default_factory=FollowSettings)

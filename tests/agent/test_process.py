@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from syncline.clock import ManualClock
 from syncline.errors import DigestMismatch, Rejected
 from syncline.logs import logger, set_up_logs
 from syncline.metrics import Metrics
-from syncline_agent.__main__ import parse_settings
+from syncline_agent.__main__ import main, parse_settings
 from syncline_agent.engine import Applied
 from syncline_agent.nodefiles import own_node_dir
 from syncline_agent.reporting import Reporter
 from syncline_agent.server import make_app
 from syncline_agent.status import Identity
+
+USABLE = ["--store", "/s", "--target", "/t", "--node-dir", "/n"]
 
 
 @pytest.fixture
@@ -44,18 +47,63 @@ def test_flags_win_over_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "named"),
     [
-        [],
-        ["--store", "/s", "--target", "/t"],
-        ["--store", "/s", "--target", "/t", "--node-dir", "/n", "--node", "Not A Name"],
-        ["--store", "/s", "--target", "/t", "--node-dir", "/n", "--poll-seconds", "soon"],
+        ([], "--target"),
+        (["--store", "/s", "--target", "/t"], "--node-dir"),
+        ([*USABLE, "--node", "Not A Name"], "node"),
+        ([*USABLE, "--poll-seconds", "soon"], "--poll-seconds"),
+        ([*USABLE, "--poll-seconds", "0"], "--poll-seconds"),
+        ([*USABLE, "--heartbeat-seconds", "nan"], "--heartbeat-seconds"),
+        ([*USABLE, "--port", "65536"], "--port"),
+        ([*USABLE, "--fetch-workers", "0"], "--fetch-workers"),
+        ([*USABLE, "--node-dir", "/" + "n" * 120], "--node-dir"),
     ],
 )
-def test_settings_that_cannot_be_used_end_with_status_2(arguments: list[str]) -> None:
+def test_settings_that_cannot_be_used_end_with_status_2_and_a_name(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_settings(arguments, {})
     assert 2 == ended.value.code
+    assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_variable_that_cannot_be_used_ends_with_its_flag_s_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(USABLE, {"SYNCLINE_PORT": "http"})
+    assert "argument --port: 'http' is not a whole number" in capsys.readouterr().err
+
+
+def test_help_names_the_defaults_and_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(["--help"], {})
+    said = " ".join(capsys.readouterr().out.split())
+    assert "how often head is polled (SYNCLINE_POLL_SECONDS, default 1.0)" in said
+
+
+def test_a_port_in_use_ends_the_agent_with_status_2_and_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log_lines: io.StringIO
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert 2 == main([*usable(tmp_path), "--port", port])
+    assert f"syncline-agent: cannot listen at 127.0.0.1:{port}: " in capsys.readouterr().err
+    own_node_dir(tmp_path / "n").close()  # it was let go of
+
+
+@pytest.mark.parametrize("in_the_way", ["n", "n/chunks", "n/arm.sock/x"])
+def test_a_node_directory_that_cannot_be_used_is_named_with_its_flag(
+    tmp_path: Path, in_the_way: str, capsys: pytest.CaptureFixture[str], log_lines: io.StringIO
+) -> None:
+    (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / in_the_way).write_text("a file")
+    assert 2 == main(usable(tmp_path))
+    assert f"syncline-agent: --node-dir {tmp_path / 'n'} cannot be used: " in capsys.readouterr().err
+
+
+def usable(folder: Path) -> list[str]:
+    return ["--store", str(folder / "store"), "--target", str(folder / "target"), "--node-dir", str(folder / "n")]
 
 
 def test_a_node_directory_has_one_agent(tmp_path: Path) -> None:

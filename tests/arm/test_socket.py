@@ -17,7 +17,7 @@ import pytest
 
 from syncline import faults
 from syncline.clock import SystemClock
-from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused, ProtocolViolation
 from syncline.testing.weight_run import WeightRun, Weights
 from syncline.versions import Policy
 from syncline_agent.arm import messages
@@ -261,7 +261,7 @@ def test_an_arm_whose_agent_restarts_connects_again(
         assert before.wait_connected(10)
         before.stage(ask(1, 2))
         before.commit(2, Policy.KEEP)
-    wait_until(lambda: rank.client.connection == "connecting")
+    wait_until(lambda: rank.client.connection == f"connecting: {node / 'arm.sock'}: No such file or directory")
     with ArmServer(node / "arm.sock") as after:
         assert after.wait_connected(10)
         applied = after.describe().applied
@@ -353,6 +353,12 @@ def test_a_user_who_is_not_allowed_is_refused(node: Path, connect: Callable[...,
         rank = connect()
         wait_until(lambda: rank.client.refused)
         assert f"user {os.geteuid()} may not connect" in rank.client.connection
+
+
+def test_a_token_file_of_garbage_is_refused_by_name_when_the_agent_starts(node: Path) -> None:
+    (node / "arm.token").write_bytes(b"\xff\xfe")
+    with pytest.raises(ProtocolViolation, match=r"arm\.token holds no token"):
+        ArmServer(node / "arm.sock").start()
 
 
 def test_an_arm_of_another_pool_or_pod_is_refused_by_name(node: Path, connect: Callable[..., Rank]) -> None:

@@ -118,7 +118,7 @@ def test_the_models_and_the_status_name_what_is_served(engine: Any) -> None:
     status = engine.status()
     assert (None, "connecting", {"active": 0, "waiting": 0}) == (
         status["unready"],
-        status["arm"],
+        status["arm"].partition(":")[0],
         status["requests"],
     )
 

@@ -85,7 +85,7 @@ class ArmClient:
 
     @property
     def connection(self) -> str:
-        """connected, connecting, or refused and why."""
+        """connected, connecting, or refused; the last two with why, as far as it is known."""
         return self._connection
 
     @property
@@ -125,9 +125,13 @@ class ArmClient:
                 Exception
             ) as error:  # a token file of other bytes, too: nothing may end the only thread that connects
                 refused = isinstance(error, ProtocolViolation)
-                said = f"refused: {error}" if refused else "connecting"
-                if refused and said != self._connection:
-                    self._log.error("arm refused", reason=str(error))
+                why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+                said = f"refused: {why}" if refused else f"connecting: {self._path}: {why}"
+                if said != self._connection:
+                    if refused:
+                        self._log.error("arm refused", reason=why)
+                    else:
+                        self._log.info("waiting for the agent", socket=str(self._path), reason=why)
                 self._connection = said
                 self._stopping.wait(self._backoff.seconds(64 if refused else tries, self._random.random()))
                 tries += 1

@@ -30,6 +30,11 @@ class Rank:
         self._waiting: dict[int, Future[Answer]] = {}
         self._gone: str | None = None
 
+    @property
+    def gone(self) -> bool:
+        """Disconnected, though its thread may not have left the island yet."""
+        return self._gone is not None
+
     def begin(self, make: Callable[[int], Call]) -> Future[Answer]:
         """Send a call made with a fresh id; its answer comes through the future."""
         answer: Future[Answer] = Future()
@@ -108,7 +113,7 @@ class Island:
                 f"rank {hello.rank} holds {hello.holds!r} of the view; this agent serves ranks that hold it whole"
             )
         with self._changed:
-            for other in self._ranks.values():
+            for other in self._there.values():
                 theirs = other.hello
                 if (theirs.engine, theirs.pool, theirs.pod, theirs.ranks) != (
                     hello.engine,
@@ -142,18 +147,24 @@ class Island:
     def whole(self) -> list[Rank]:
         """All ranks in order; EngineUnavailable naming those that are missing."""
         with self._changed:
-            if not self._ranks:
+            there = self._there
+            if not there:
                 turned_away = f"; the last arm was turned away: {self.refusal}" if self.refusal else ""
                 raise EngineUnavailable(f"no engine is connected; start one with this node's socket{turned_away}")
-            hello = next(iter(self._ranks.values())).hello
-            missing = [n for n in range(hello.ranks) if n not in self._ranks]
+            hello = next(iter(there.values())).hello
+            missing = [n for n in range(hello.ranks) if n not in there]
             if missing:
                 raise EngineUnavailable(f"ranks {missing} of {hello.ranks} of pod {hello.pod} are not connected")
-            return [self._ranks[n] for n in range(hello.ranks)]
+            return [there[n] for n in range(hello.ranks)]
 
     def present(self) -> list[Rank]:
         with self._changed:
-            return list(self._ranks.values())
+            return list(self._there.values())
+
+    @property
+    def _there(self) -> dict[int, Rank]:
+        return {number: rank for number, rank in self._ranks.items() if not rank.gone}
 
     def _is_whole(self) -> bool:
-        return bool(self._ranks) and len(self._ranks) == next(iter(self._ranks.values())).hello.ranks
+        there = self._there
+        return bool(there) and len(there) == next(iter(there.values())).hello.ranks

@@ -92,7 +92,9 @@ class ArmServer:
             listening.listen(64)
         except OSError as error:
             listening.close()
-            raise EngineUnavailable(f"{self._path}: {error}; a Unix socket needs a short, writable path") from error
+            raise EngineUnavailable(
+                f"{self._path}: {error.strerror or error}; a Unix socket needs a short, writable path"
+            ) from error
         self._listening = listening
         self._spawn(self._accept, "arm-accept")
         return self
@@ -280,6 +282,8 @@ class ArmServer:
 def _token(file: Path) -> str:
     try:
         return file.read_text("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ProtocolViolation(f"{file} holds no token ({error.reason}); remove it, and one is made") from error
     except FileNotFoundError:
         pass  # the first agent of this node directory
     token = secrets.token_hex(32)

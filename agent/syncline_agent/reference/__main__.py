@@ -4,7 +4,7 @@
     --socket PATH      the agent's arm socket; connected to, again and again
     --port N           HTTP (0: any free port; it is logged)
 
-Ends on SIGTERM or SIGINT. Exit code 0 then, 2 for wrong arguments.
+Ends on SIGTERM or SIGINT. Exit status 0 then, 2 for arguments that cannot be used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from aiohttp import web
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import SystemClock, system_random
+from syncline.errors import Rejected
 from syncline.logs import LEVELS, logger, set_up_logs
 from syncline.metrics import Metrics
+from syncline_agent.flags import port, seconds, socket_path, whole
+from syncline_agent.listening import listen
 from syncline_agent.reference.engine import EngineSettings, ReferenceEngine
 from syncline_agent.reference.server import EngineServer
 
@@ -51,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = logger("engine", pool=flags.pool, pod=flags.pod)
     engine = ReferenceEngine(settings, clock=clock, randomness=randomness, metrics=metrics, log=log)
     server = EngineServer(engine, clock=clock, randomness=randomness, metrics=metrics)
-    asyncio.run(_serve(engine, server, host=flags.host, port=flags.port, log=log))
+    try:
+        asyncio.run(_serve(engine, server, host=flags.host, port=flags.port, log=log))
+    except Rejected as error:
+        print(f"syncline_agent.reference: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -65,35 +73,40 @@ async def _serve(
     # A client that goes away cancels its handler, which then aborts what was being generated for it.
     runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=GOODBYE_S)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    log.info("engine listening", address="{}:{}".format(*runner.addresses[0][:2]))
-    engine.start()
-    await stop.wait()
-    await asyncio.to_thread(engine.stop)
-    await runner.cleanup()
+    try:
+        log.info("engine listening", address="{}:{}".format(*await listen(runner, host, port)))
+        engine.start()
+        await stop.wait()
+        await asyncio.to_thread(engine.stop)
+    finally:
+        await runner.cleanup()
     log.info("engine stopped")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m syncline_agent.reference", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="folder that the agent materialized")
-    add("--socket", type=Path, required=True, help="the agent's arm socket")
-    add("--token-file", type=Path, help="what the agent knows the arm by (default: arm.token beside the socket)")
-    add("--host", default="127.0.0.1", help="address of HTTP")
-    add("--port", type=int, default=0, help="port of HTTP")
-    add("--pool", default="default", help="the rollout pool")
-    add("--pod", default="pod-0", help="this engine's name in the pool")
-    add("--model", default="syncline-reference", help="name in the OpenAI API")
-    add("--device", default="cpu", help="torch device: cpu or cuda")
-    add("--threads", type=int, default=1, help="torch threads")
-    add("--slots", type=int, default=32, help="sequences that generate at once")
-    add("--max-len", type=int, help="tokens of prompt and answer (default: what the model allows)")
-    add("--sweep-interval", type=float, default=600.0, help="seconds between two sweeps of live memory")
-    add("--log-format", choices=("console", "json"), default="console")
-    add("--log-level", choices=tuple(LEVELS), default="info")
+
+    def add(name: str, default: object, text: str, **more: Any) -> None:
+        parser.add_argument(name, default=default, help=f"{text} (default %(default)s)", **more)
+
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder that the agent materialized; waited for")
+    parser.add_argument("--socket", type=socket_path, required=True, help="the agent's arm socket")
+    parser.add_argument(
+        "--token-file", type=Path, help="what the agent knows the arm by (default arm.token beside the socket)"
+    )
+    add("--host", "127.0.0.1", "address of HTTP")
+    add("--port", "0", "port of HTTP; 0 takes a free one and logs it", type=port)
+    add("--pool", "default", "the rollout pool; equal to the agent's")
+    add("--pod", "pod-0", "this engine's name in the pool")
+    add("--model", "syncline-reference", "name in the OpenAI API")
+    add("--device", "cpu", "torch device: cpu or cuda")
+    add("--threads", "1", "torch threads", type=whole(1))
+    add("--slots", "32", "sequences that generate at once", type=whole(1))
+    parser.add_argument("--max-len", type=whole(1), help="tokens of prompt and answer (default what the model allows)")
+    add("--sweep-interval", "600", "seconds between two sweeps of live memory", type=seconds)
+    add("--log-format", "console", "console or json", choices=("console", "json"))
+    add("--log-level", "info", "least severe event that is logged", choices=tuple(LEVELS))
     return parser
 
 

@@ -5,8 +5,8 @@ GET  /v1/models       the one model
 GET  /readyz          200 only while what is served is proven and the arm was not turned away
 GET  /livez           200 while the process serves HTTP; ignores versions
 GET  /status          JSON: engine, pool, pod, model; `unready` and `error`: why not, or null; `applied` {lineage, view,
-                      version, digest, proven} or null; `arm`: connected, connecting, or refused and why; `requests`
-                      {active, waiting}: sequences
+                      version, digest, proven} or null; `arm`: connected, or connecting or refused and why;
+                      `requests` {active, waiting}: sequences
 GET  /metrics         Prometheus
 
 What cannot be served now is 503 with Retry-After; what can never be is 400 (404 for another model), in OpenAI's shape.
