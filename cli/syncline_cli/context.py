@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from syncline.chain import ChainReader, newest_allowed
-from syncline.errors import LinkMissing, NotFound, VersionVetoed
+from syncline.errors import LinkMissing, NotFound, StoreDenied, VersionVetoed
 from syncline.store.base import WeightStore
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
@@ -20,6 +21,8 @@ LOOKING = RetryPolicy(deadline_s=10.0)
 """For commands that a person waits for: a store that is down is told soon."""
 WORKING = RetryPolicy()
 """For commands that move weights: an outage should not undo minutes of work."""
+RUNS_NAMED = 10
+"""As many runs of a store are named in a message."""
 
 StoreOption = Annotated[
     str,
@@ -44,9 +47,40 @@ class Opened:
 
 
 def opened(store: str, run: str, view: str, as_json: bool, *, patience: RetryPolicy = LOOKING) -> Opened:
-    """Open the store and the run's view."""
+    """Open the store and the run's view; nothing is asked of the store yet."""
     weight_store = open_store(store, policy=patience)
     return Opened(weight_store, ChainReader(weight_store, run, view), Output(as_json=as_json))
+
+
+def opened_run(store: str, run: str, view: str, as_json: bool, *, patience: RetryPolicy = LOOKING) -> Opened:
+    """Open a run that is there. NotFound says what the store holds instead."""
+    at = opened(store, run, view, as_json, patience=patience)
+    try:
+        at.reader.run_record()
+    except NotFound as error:
+        raise NotFound(f"run {run} in {store}", whats_there(at.store)) from error
+    return at
+
+
+def whats_there(store: WeightStore) -> str:
+    """The runs of a store, for whoever asked for another. Lists all of the store, so only for an error."""
+    try:
+        names = (info.key.partition("/")[0] for info in store.list_after("") if info.key.endswith("/run.json"))
+        runs = sorted(set(names))
+    except StoreDenied:
+        return "check the run name (--run); this key pair may not list what the store holds"
+    if not runs:
+        return "nothing was ever published there: the store is empty, or its address is wrong; check --store"
+    more = f" and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
+    return f"check the run name (--run); the store holds {', '.join(runs[:RUNS_NAMED])}{more}"
+
+
+def checked_url(url: str, hint: str) -> str:
+    """An address given on the command line, without the slash at its end; a wrong command line when it is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise typer.BadParameter(f"{url!r} is no address: write http://host:port", param_hint=hint)
+    return url.rstrip("/")
 
 
 def head_or_none(reader: ChainReader) -> VersionManifest | None:

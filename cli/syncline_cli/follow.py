@@ -16,7 +16,7 @@ import typer
 from syncline.chain import marked_bad
 from syncline.checkpoint import materialize
 from syncline.clock import Clock, SystemClock
-from syncline.errors import ChainBroken, Corrupt, LineageChanged, Retryable
+from syncline.errors import ChainBroken, Corrupt, LineageChanged, NotFound, Retryable
 from syncline.wire.records import VetoRecord
 from syncline_cli.context import (
     JsonOption,
@@ -24,9 +24,9 @@ from syncline_cli.context import (
     RunOption,
     StoreOption,
     ViewOption,
-    head_or_none,
     newest_good,
     opened,
+    whats_there,
 )
 from syncline_cli.history import summary
 from syncline_cli.output import size
@@ -82,13 +82,20 @@ class _Follower:
         self._vetoes: Mapping[int, VetoRecord] = {}
         self._vetoes_at: float | None = None
         self._head = 0
+        self._instead = ""
+        """What the store holds, while it does not hold the run."""
 
     def look(self) -> None:
         """One look at the store, and the folder brought to where it should be."""
         reader = self._at.reader
-        head = head_or_none(reader)
+        try:
+            head = reader.head()
+        except NotFound:
+            # Listed once: what else is in the store tells a wrong name from a run that is yet to begin.
+            self._instead = self._instead or f"; {whats_there(self._at.store)}"
+            head = None
         if head is None:
-            self.remark = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}"
+            self.remark = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}{self._instead}"
             return
         self.remark = ""
         now = self._clock.monotonic()

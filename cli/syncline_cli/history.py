@@ -20,7 +20,7 @@ from syncline_cli.context import (
     ViewOption,
     manifest_of,
     no_versions,
-    opened,
+    opened_run,
 )
 from syncline_cli.output import age, size
 
@@ -33,7 +33,7 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """List versions, newest first: what each changed, cost, and who serves it."""
-    at = opened(store, run, view, as_json)
+    at = opened_run(store, run, view, as_json)
     versions = _newest_versions(at.reader, count)
     anchors, vetoes, there = set(at.reader.anchors()), at.reader.vetoes(), _who_is_there(at)
     now = SystemClock().now()
@@ -97,7 +97,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one version's manifest: lineage, chunks, digests, statistics, tensors."""
-    at = opened(store, run, view, as_json)
+    at = opened_run(store, run, view, as_json)
     manifest = manifest_of(at.reader, version)
     table = at.reader.table(manifest)
     veto = at.reader.vetoes().get(version)
@@ -133,7 +133,7 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Name the tensors that differ between two versions, by their digests."""
-    at = opened(store, run, view, as_json)
+    at = opened_run(store, run, view, as_json)
     before, after = manifest_of(at.reader, first), manifest_of(at.reader, second)
     old, new = _tensors(at.reader, before), _tensors(at.reader, after)
     document = {

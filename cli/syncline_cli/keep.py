@@ -21,7 +21,7 @@ from syncline_cli.context import (
     manifest_of,
     newest,
     newest_good,
-    opened,
+    opened_run,
 )
 from syncline_cli.output import size
 from syncline_distributor import vetoes
@@ -42,7 +42,7 @@ def materialize(
     as_json: JsonOption = False,
 ) -> None:
     """Write a version as a servable safetensors folder, every digest checked."""
-    at = opened(store, run, view, as_json, patience=WORKING)
+    at = opened_run(store, run, view, as_json, patience=WORKING)
     vetoes = at.reader.vetoes()
     if version is None:
         version = newest_good(at.reader, newest(at.reader).version, vetoes)
@@ -68,10 +68,9 @@ def mark_bad(
     as_json: JsonOption = False,
 ) -> None:
     """Mark a version bad: followers skip it, or leave it if they serve it."""
-    at = opened(store, run, view, as_json)
+    at = opened_run(store, run, view, as_json)
     if undo:
         marked = version in at.reader.vetoes()
-        at.reader.run_record()  # a run name with a typo must not look like a success
         vetoes.unmark(at.reader, version)
         at.output.line(f"version {version} {'is no longer' if marked else 'was not'} marked bad")
     else:
@@ -106,7 +105,7 @@ def gc(
             "or say --nobody-writes",
             param_hint="--lease-period",
         )
-    at = opened(store, run, view, as_json, patience=WORKING)
+    at = opened_run(store, run, view, as_json, patience=WORKING)
     clock = SystemClock()
     settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions)
     sweeper = Sweeper(at.store, at.reader, settings, Metrics())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from syncline.checkpoint import Checkpoint, WeightFolder
 from syncline.delta import digest_tensor
-from syncline.errors import EngineUnavailable, NotFound
+from syncline.errors import EngineUnavailable, NotFound, Rejected
 from syncline.wire.tensors import TensorTable
 from syncline_cli.audit import audit, audit_bytes
 from syncline_cli.context import (
@@ -23,9 +23,10 @@ from syncline_cli.context import (
     RunOption,
     StoreOption,
     ViewOption,
+    checked_url,
     manifest_of,
     no_versions,
-    opened,
+    opened_run,
 )
 from syncline_cli.output import EXIT_DIFFERENT, Output
 
@@ -48,8 +49,7 @@ def store(
     as_json: JsonOption = False,
 ) -> None:
     """Check every retained version: manifests, epochs, digests' sums, chunks' hashes, frames, anchors, skip deltas."""
-    at = opened(store, run, view, as_json, patience=WORKING)
-    at.reader.run_record()
+    at = opened_run(store, run, view, as_json, patience=WORKING)
     versions = at.reader.versions()
     if not versions:
         raise no_versions(at.reader)
@@ -77,7 +77,7 @@ def checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """Compare a checkpoint folder's tensors with a version's digests."""
-    at = opened(store, run, view, as_json)
+    at = opened_run(store, run, view, as_json)
     marker = Checkpoint.open(folder).marker
     if version is None:
         if marker is None:
@@ -121,7 +121,8 @@ def replica(
     as_json: JsonOption = False,
 ) -> None:
     """Have a running replica sweep its live memory, and compare with the manifest in the store."""
-    at = opened(store, run, view, as_json)
+    url = checked_url(url, "URL")
+    at = opened_run(store, run, view, as_json)
     run_record = at.reader.run_record()
     status, swept = _sweep(url)
     if status == 409:
@@ -154,27 +155,39 @@ def _units_of(folder: Path, *, marked: bool) -> Iterator[tuple[TensorTable, Call
 
 
 def _sweep(url: str) -> tuple[int, dict[str, Any]]:
-    """The agent's answer to `POST /verify`, with 200 or 409."""
+    """The agent's answer to `POST /verify`, with 200 or 409. Rejected when something else than an agent answers."""
     try:
-        answer = httpx.post(f"{url.rstrip('/')}/verify", timeout=SWEEP_TIMEOUT_S)
-        swept = answer.json()
+        answer = httpx.post(f"{url}/verify", timeout=SWEEP_TIMEOUT_S)
     except httpx.InvalidURL as error:
         raise typer.BadParameter(f"{url}: {error}", param_hint="URL") from error
-    except (httpx.HTTPError, ValueError) as error:
+    except httpx.HTTPError as error:
         raise EngineUnavailable(f"{url} did not verify: {error}; is an agent there, and up?") from error
-    needed = {200: {"version", "digest", "lineage", "view"}, 409: {"error"}}.get(answer.status_code, {""})
-    if not isinstance(swept, dict) or not needed <= swept.keys():
-        raise EngineUnavailable(
-            f"{url} did not verify: status {answer.status_code}, {_message(swept)}; try again later"
+    swept = _body(answer)
+    needed = {200: {"version", "digest", "lineage", "view"}, 409: {"error"}}.get(answer.status_code)
+    if needed is not None and needed <= swept.keys():
+        return answer.status_code, swept
+    if needed is not None or answer.status_code in (404, 405, 501):
+        raise Rejected(
+            f"{url} is not an agent (it answered {answer.status_code} to POST /verify); pass the agent's address, not an "
+            "engine's or the distributor's"
         )
-    return answer.status_code, swept
+    raise EngineUnavailable(f"{url} did not verify: status {answer.status_code}, {_message(swept)}; try again later")
 
 
-def _message(answer: Any) -> str:
+def _body(answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer; empty for anything else."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _message(answer: dict[str, Any]) -> str:
     try:
         return str(answer["error"]["message"])
     except (KeyError, TypeError):
-        return "which is no answer of an agent"
+        return "without a reason"
 
 
 def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any]) -> None:

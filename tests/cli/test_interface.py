@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from syncline import errors
 from syncline.errors import SynclineError
+from syncline.store.local import LocalStore
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
 from syncline_cli import __main__, context, history
@@ -104,7 +105,27 @@ def test_a_run_that_does_not_exist_ends_with_8(syncline: Call, run: Any) -> None
     for command in (["log"], ["show", 1], ["diff", 1, 2], ["verify", "store"], ["gc"], ["mark-bad", 1]):
         ended = syncline(*command, "--store", run.folder, "--run", "typo", "--json")
         assert (8, "NotFound") == (ended.code, ended.document["error"]["type"])
-        assert "check the run name" in ended.err
+        assert (
+            f"run typo in {run.folder} does not exist; check the run name (--run); the store holds demo\n" in ended.err
+        )
+
+
+def test_a_store_that_does_not_exist_is_named(syncline: Call, tmp_path: Path) -> None:
+    ended = syncline("log", "--store", tmp_path / "nope", "--run", "demo")
+    assert 8 == ended.code
+    told = f"run demo in {tmp_path / 'nope'} does not exist; nothing was ever published there: the store is empty"
+    assert told in ended.err
+    assert not (tmp_path / "nope").exists()
+
+
+def test_a_store_with_many_runs_names_the_first_of_them(syncline: Call, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for number in range(12):
+        store.put_if_absent(f"run-{number:02}/run.json", b"{}")
+        store.put_if_absent(f"run-{number:02}/main/versions/000000000001.json", b"{}")
+    ended = syncline("log", "--store", tmp_path / "store", "--run", "demo")
+    assert "the store holds run-00, run-01, " in ended.err
+    assert "run-09 and 2 more\n" in ended.err
 
 
 def test_a_store_that_is_down_ends_with_3(syncline: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +153,8 @@ def test_a_store_that_is_down_ends_with_3(syncline: Call, monkeypatch: pytest.Mo
         ["demo", "--store", "s4"],
         ["demo", "--steps", "0"],
         ["verify"],
+        ["verify", "replica", "127.0.0.1:9401", "--store", "s", "--run", "r"],
+        ["verify", "replica", "ftp://host", "--store", "s", "--run", "r"],
     ],
 )
 def test_a_wrong_command_line_ends_with_2(syncline: Call, words: list[str]) -> None:

@@ -280,7 +280,8 @@ def test_follow_waits_for_the_first_version_and_survives_a_store_that_is_gone(
     ended = syncline("follow", tmp_path / "out", *run.options, "--until", 5, "--poll", 1, "--json")
     assert (0, 5) == (ended.code, ended.document["version"])
     told = [line for line in ended.err.splitlines() if line.startswith("waiting") or line.endswith("; trying again")]
-    assert "waiting for the first version of demo/main" == told[0]
+    empty = "nothing was ever published there: the store is empty, or its address is wrong; check --store"
+    assert f"waiting for the first version of demo/main; {empty}" == told[0]
     assert len(told) > 1 and len(set(told)) == len(told)
     assert [1, 1, 2, 4, 8] == clock.slept
 

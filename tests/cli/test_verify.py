@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -289,26 +287,25 @@ def test_an_agent_without_an_engine_is_to_be_asked_again(syncline: Call, run: An
     assert "no engine was started" in ended.err
 
 
-def test_what_is_no_agent_is_told(syncline: Call, run: Any) -> None:
-    class Other(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.dumps(["hello"]).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+@pytest.mark.parametrize(("status", "body"), [(200, ["hello"]), (404, {"error": {"message": "Not Found"}})])
+def test_what_is_no_agent_is_told(syncline: Call, run: Any, status: int, body: Any) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Standard error belongs to the command."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Other) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        ended = syncline("verify", "replica", f"http://127.0.0.1:{server.server_port}", *run.options)
-        server.shutdown()
-        thread.join(10)
-    assert 3 == ended.code
-    assert "no answer of an agent" in ended.err
-    gone = syncline("verify", "replica", f"http://127.0.0.1:{server.server_port}", *run.options)
+    app = web.Application()
+    app.router.add_post("/verify", answer)
+    other = Serving(app)
+    ended = syncline("verify", "replica", other.url, *run.options)
+    other.stop()
+    assert 8 == ended.code
+    assert f"{other.url} is not an agent (it answered {status} to POST /verify); pass the agent's address" in ended.err
+    gone = syncline("verify", "replica", other.url, *run.options)
     assert 3 == gone.code
     assert "is an agent there, and up?" in gone.err
+
+
+def test_an_address_without_http_is_a_wrong_command_line(syncline: Call, run: Any) -> None:
+    ended = syncline("verify", "replica", "127.0.0.1:9401", *run.options)
+    assert 2 == ended.code
+    told = " ".join(ended.err.replace("│", " ").split())
+    assert "Invalid value for URL: '127.0.0.1:9401' is no address: write http://host:port" in told
