@@ -1,6 +1,6 @@
 """Recomputing what a store claims about a view: every manifest, sum, hash and frame, and that nothing is missing between them.
 
-Yields what is wrong and goes on. Only what speaks of the stored bytes is a finding: a store that is down (Retryable) ends the audit.
+Finds what is wrong and goes on. Only what speaks of the stored bytes is a finding: a store that is down (Retryable) ends the audit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from syncline.chain import ChainReader
+from syncline.chain import ChainReader, StepKey, plan
 from syncline.checkpoint import Progress, materialize
 from syncline.delta import Delta
-from syncline.errors import ChainBroken, ChunkCorrupt, Corrupt, DigestMismatch, LinkMissing, NotFound, Rejected
+from syncline.errors import (
+    ChainBroken,
+    ChunkCorrupt,
+    Corrupt,
+    DigestMismatch,
+    LinkMissing,
+    NotFound,
+    Rejected,
+    SynclineError,
+)
 from syncline.versions import Link, check_successor
 from syncline.wire.digest import total
-from syncline.wire.records import SkipManifest, VersionManifest
+from syncline.wire.records import ChunkRef, ObjectRef, SkipManifest, VersionManifest
 
 PIECE_BYTES = 8 << 20
 
@@ -31,53 +40,165 @@ class Finding:
 
     version: int
     problem: str
+    step: StepKey | None = None
+    """The step that nobody can take because of an object that is damaged or gone."""
 
 
-def audit(reader: ChainReader, versions: list[int], *, checked: Callable[[], None]) -> Iterator[Finding]:
-    """Check the listed versions, newest first, with their anchors and skip deltas. `checked` is called once a version."""
-    anchors, skips = set(reader.anchors()), reader.skip_bases()
-    yield from _gaps(versions, anchors)
-    newer: Link | None = None
-    for version in reversed(versions):
-        try:
-            manifest = reader.manifest(version)
-            here = Link(manifest.lineage, version, manifest.base, manifest.epoch)
-            if newer is not None and newer.version == version + 1:
-                check_successor(here, newer)
-        except LinkMissing as error:
-            if version >= min(reader.versions(), default=0):
+class Audit:
+    """One pass over the listed versions of a view, their anchors and their skip deltas."""
+
+    def __init__(self, reader: ChainReader, versions: list[int]) -> None:
+        self._reader = reader
+        self._versions = versions
+        self._seen: dict[str, int] = {}
+        """Bytes of each object that was read, by its key."""
+        self.anchors = 0
+        self.skips = 0
+        self._failures: dict[StepKey, SynclineError] = {}
+        """Steps that cannot be taken, and why."""
+
+    @property
+    def objects(self) -> int:
+        """Objects that were read."""
+        return len(self._seen)
+
+    @property
+    def size_bytes(self) -> int:
+        """Their bytes."""
+        return sum(self._seen.values())
+
+    def findings(self, *, checked: Callable[[], None]) -> Iterator[Finding]:
+        """Check everything, newest version first. `checked` is called once a version."""
+        reader, versions = self._reader, self._versions
+        anchors, skips = set(reader.anchors()), reader.skip_bases()
+        yield from _gaps(versions, anchors)
+        newer: Link | None = None
+        for version in reversed(versions):
+            try:
+                manifest = reader.manifest(version)
+                self._saw(reader.keys.version(version), len(manifest.encode()))
+                here = Link(manifest.lineage, version, manifest.base, manifest.epoch)
+                if newer is not None and newer.version == version + 1:
+                    check_successor(here, newer)
+            except LinkMissing as error:
+                if version >= min(reader.versions(), default=0):
+                    yield Finding(version, str(error))
+                else:
+                    return  # collected since it was listed; so is all that is older
+            except Corrupt as error:
+                yield Finding(version, str(error), StepKey("delta", None, version))
+            except ChainBroken as error:
                 yield Finding(version, str(error))
             else:
-                return  # collected since it was listed; so is all that is older
+                newer = here
+                delta = StepKey("delta", manifest.base, version)
+                yield from self._wrong(delta, lambda m=manifest: self._check_delta(m, m.digest))
+                if version in anchors:
+                    self.anchors += 1
+                    yield from self._wrong(StepKey("anchor", None, version), lambda v=version: self._check_anchor(v))
+                for base in skips.get(version, ()):
+                    self.skips += 1
+                    yield from self._wrong(
+                        StepKey("skip", base, version), lambda v=version, b=base: self._check_skip(v, b)
+                    )
+            checked()
+
+    def deep(self, *, executor: Executor, progress: Progress) -> Iterator[Finding]:
+        """Read every anchor whole, and rebuild head in a temporary folder."""
+        reader, head = self._reader, self._versions[-1]
+        for version in reader.anchors():
+            yield from self._wrong(StepKey("anchor", None, version), lambda v=version: self._hash_anchor(v, progress))
+        with tempfile.TemporaryDirectory(prefix="syncline-verify-") as folder:
+            try:
+                materialize(reader, head, Path(folder) / "head", executor=executor, vetoed=(), progress=progress)
+            except (Corrupt, ChainBroken) as error:
+                yield Finding(head, str(error))
+
+    def way_out(self, finding: Finding) -> str | None:
+        """What a damaged object means for those who follow, and what to do; asked once everything was checked."""
+        if finding.step is None:
+            return None
+        version, head = finding.version, self._versions[-1]
+        if self._reached(version):
+            return f"version {version} is still reached another way; nothing need be done"
+        put_back = "put the object back from a mirror or a backup"
+        if self._reached(head):
+            return (
+                f"version {version} cannot be reached, version {head} still is; {put_back}, or leave version {version}"
+            )
+        return f"nobody can join version {head} either; {put_back}, or let the distributor write a new anchor"
+
+    def _reached(self, version: int) -> bool:
+        try:
+            plan(None, version, self._reader, avoid=self._failures)
+        except (ChainBroken, Corrupt):
+            return False
+        return True
+
+    def _saw(self, key: str, size: int) -> None:
+        self._seen[key] = size
+
+    def _wrong(self, step: StepKey, check: Callable[[], None]) -> Iterator[Finding]:
+        try:
+            check()
         except (Corrupt, ChainBroken) as error:
-            yield Finding(version, str(error))
-        else:
-            newer = here
-            yield from _wrong(version, lambda m=manifest: _check_delta(reader, m, m.digest))
-            if version in anchors:
-                yield from _wrong(version, lambda v=version: _check_anchor(reader, v))
-            for base in skips.get(version, ()):
-                yield from _wrong(version, lambda v=version, b=base: _check_skip(reader, v, b))
-        checked()
+            if step not in self._failures:
+                self._failures[step] = error
+                # A manifest that contradicts itself is no object that could be put back.
+                yield Finding(step.version, str(error), None if isinstance(error, DigestMismatch) else step)
 
+    def _check_delta(self, manifest: VersionManifest | SkipManifest, digest: str) -> None:
+        reader = self._reader
+        self._saw(reader.keys.chunk(manifest.tensors.blake3), manifest.tensors.size)
+        table = reader.table(manifest)
+        if isinstance(manifest, VersionManifest) and total(manifest.digests()).hex != digest:
+            raise DigestMismatch(f"version {manifest.version}: the tensors' digests do not sum to the view's digest")
+        tiling = reader.run_record().tiling.tiling
+        Delta.parse(table, tiling, (self._chunk(ref) for ref in manifest.chunks))
 
-def audit_bytes(reader: ChainReader, head: int, *, executor: Executor, progress: Progress) -> Iterator[Finding]:
-    """Read every anchor whole, and rebuild head in a temporary folder."""
-    for version in reader.anchors():
-        yield from _wrong(version, lambda v=version: _hash_anchor(reader, v, progress))
-    with tempfile.TemporaryDirectory(prefix="syncline-verify-") as folder:
+    def _chunk(self, ref: ChunkRef | ObjectRef) -> tuple[str, bytes]:
+        key = self._reader.keys.chunk(ref.blake3)
+        self._saw(key, ref.size)
+        return key, self._reader.chunk(ref)
 
-        def rebuild() -> None:
-            materialize(reader, head, Path(folder) / "head", executor=executor, vetoed=(), progress=progress)
+    def _check_anchor(self, version: int) -> None:
+        """The manifest, and that every file is there with its size."""
+        reader = self._reader
+        anchor = reader.anchor(version)
+        if reader.manifest(version).anchor is None:
+            key = reader.keys.anchor(version)
+            self._saw(key, reader.store.head(key).size)
+        for file in anchor.body.files:
+            key = reader.anchor_file(anchor, file.name)
+            try:
+                found = reader.store.head(key).size
+            except NotFound as error:
+                raise LinkMissing(f"{key} is gone; the anchor cannot be used, take another") from error
+            if found != file.size:
+                raise ChunkCorrupt(f"{key} holds {found} bytes, its manifest says {file.size}; use another anchor")
 
-        yield from _wrong(head, rebuild)
+    def _check_skip(self, version: int, base: int) -> None:
+        skip = self._reader.skip(version, base)
+        self._saw(self._reader.keys.skip(version, base), len(skip.encode()))
+        self._check_delta(skip, skip.digest)
 
-
-def _wrong(version: int, check: Callable[[], None]) -> Iterator[Finding]:
-    try:
-        check()
-    except (Corrupt, ChainBroken) as error:
-        yield Finding(version, str(error))
+    def _hash_anchor(self, version: int, progress: Progress) -> None:
+        reader = self._reader
+        anchor, done = reader.anchor(version), 0
+        for file in anchor.body.files:
+            key, hashed = reader.anchor_file(anchor, file.name), blake3()
+            self._saw(key, file.size)
+            for start in range(0, file.size, PIECE_BYTES):
+                piece = bytearray(min(PIECE_BYTES, file.size - start))
+                try:
+                    reader.store.get_range_into(key, start, piece)
+                except Rejected as error:
+                    raise LinkMissing(f"{key} cannot be read whole: {error}") from error
+                hashed.update(piece)
+                done += len(piece)
+                progress("fetch", done, anchor.body.size)
+            if hashed.hexdigest() != file.blake3:
+                raise ChunkCorrupt(f"{key} does not hash to what its manifest says; use another anchor")
 
 
 def _gaps(versions: list[int], anchors: set[int]) -> Iterator[Finding]:
@@ -88,46 +209,3 @@ def _gaps(versions: list[int], anchors: set[int]) -> Iterator[Finding]:
             yield Finding(before + 1, f"{missing} missing between {before} and {after}; join from an anchor above")
     if not anchors.intersection(versions):
         yield Finding(versions[0], "no version has an anchor: nobody can join; publish all weights anew")
-
-
-def _check_delta(reader: ChainReader, manifest: VersionManifest | SkipManifest, digest: str) -> None:
-    table = reader.table(manifest)
-    if isinstance(manifest, VersionManifest) and total(manifest.digests()).hex != digest:
-        raise DigestMismatch(f"version {manifest.version}: the tensors' digests do not sum to the view's digest")
-    tiling = reader.run_record().tiling.tiling
-    Delta.parse(table, tiling, ((reader.keys.chunk(c.blake3), reader.chunk(c)) for c in manifest.chunks))
-
-
-def _check_anchor(reader: ChainReader, version: int) -> None:
-    """The manifest, and that every file is there with its size."""
-    anchor = reader.anchor(version)
-    for file in anchor.body.files:
-        key = reader.anchor_file(anchor, file.name)
-        try:
-            found = reader.store.head(key).size
-        except NotFound as error:
-            raise LinkMissing(f"{key} is gone; the anchor cannot be used, take another") from error
-        if found != file.size:
-            raise ChunkCorrupt(f"{key} holds {found} bytes, its manifest says {file.size}; use another anchor")
-
-
-def _check_skip(reader: ChainReader, version: int, base: int) -> None:
-    skip = reader.skip(version, base)
-    _check_delta(reader, skip, skip.digest)
-
-
-def _hash_anchor(reader: ChainReader, version: int, progress: Progress) -> None:
-    anchor, done = reader.anchor(version), 0
-    for file in anchor.body.files:
-        key, hashed = reader.anchor_file(anchor, file.name), blake3()
-        for start in range(0, file.size, PIECE_BYTES):
-            piece = bytearray(min(PIECE_BYTES, file.size - start))
-            try:
-                reader.store.get_range_into(key, start, piece)
-            except Rejected as error:
-                raise LinkMissing(f"{key} cannot be read whole: {error}") from error
-            hashed.update(piece)
-            done += len(piece)
-            progress("fetch", done, anchor.body.size)
-        if hashed.hexdigest() != file.blake3:
-            raise ChunkCorrupt(f"{key} does not hash to what its manifest says; use another anchor")

@@ -142,6 +142,11 @@ def size(count: int) -> str:
     return f"{value:.3g} TB"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things in words."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def age(seconds: float) -> str:
     """A duration for people."""
     seconds = max(0.0, seconds)

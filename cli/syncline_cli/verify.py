@@ -16,7 +16,7 @@ from syncline.checkpoint import Checkpoint, WeightFolder
 from syncline.delta import digest_tensor
 from syncline.errors import EngineUnavailable, NotFound, Rejected
 from syncline.wire.tensors import TensorTable
-from syncline_cli.audit import audit, audit_bytes
+from syncline_cli.audit import Audit, Finding
 from syncline_cli.context import (
     WORKING,
     JsonOption,
@@ -28,7 +28,7 @@ from syncline_cli.context import (
     no_versions,
     opened_run,
 )
-from syncline_cli.output import EXIT_DIFFERENT, Output
+from syncline_cli.output import EXIT_DIFFERENT, Output, counted, size
 
 SWEEP_TIMEOUT_S = 600.0
 
@@ -53,13 +53,40 @@ def store(
     versions = at.reader.versions()
     if not versions:
         raise no_versions(at.reader)
+    audit = Audit(at.reader, versions)
     with at.output.count("versions", len(versions)) as checked:
-        findings = list(audit(at.reader, versions, checked=checked))
+        findings = list(audit.findings(checked=checked))
     if deep:
         with at.output.transfer("whole weights") as progress, ThreadPoolExecutor() as pool:
-            findings += audit_bytes(at.reader, versions[-1], executor=pool, progress=progress)
-    problems = [{"version": f.version, "problem": f.problem} for f in findings]
-    _conclude(at.output, problems, {"head": versions[-1], "versions": len(versions), "deep": deep})
+            findings += audit.deep(executor=pool, progress=progress)
+    problems = [_problem(audit, finding) for finding in findings]
+    facts = {
+        "head": versions[-1],
+        "versions": len(versions),
+        "anchors": audit.anchors,
+        "skips": audit.skips,
+        "objects": audit.objects,
+        "bytes": audit.size_bytes,
+        "deep": deep,
+    }
+    read = "anchors read whole and head rebuilt" if deep else "anchors by their sizes; --deep reads them too"
+    _conclude(
+        at.output,
+        problems,
+        facts,
+        f"checked {counted(len(versions), 'version')} up to {versions[-1]}, {counted(audit.anchors, 'anchor')}, "
+        f"{counted(audit.skips, 'skip delta')}: {counted(audit.objects, 'object')}, {size(audit.size_bytes)} read "
+        f"({read})",
+    )
+
+
+def _problem(audit: Audit, finding: Finding) -> dict[str, Any]:
+    return {
+        "version": finding.version,
+        "problem": finding.problem,
+        "step": None if finding.step is None else finding.step.words,
+        "way_out": audit.way_out(finding),
+    }
 
 
 @app.command()
@@ -190,10 +217,16 @@ def _message(answer: dict[str, Any]) -> str:
         return "without a reason"
 
 
-def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any], words: str = "") -> None:
+    """The verdict; `words` are the facts as a person reads them."""
+    words = words or ", ".join(f"{name} {value}" for name, value in facts.items())
     output.result({"ok": not problems, "problems": problems} | facts)
     for problem in problems:
-        output.line(f"DIFFERS  {problem['problem']}")
+        where = f"version {problem['version']}: " if "version" in problem else ""
+        output.line(f"DIFFERS  {where}{problem['problem']}")
+        if problem.get("way_out"):
+            output.line(f"         {problem['way_out']}")
     if problems:
+        output.line(f"{counted(len(problems), 'problem')}; {words}")
         raise typer.Exit(EXIT_DIFFERENT)
-    output.line("ok  " + ", ".join(f"{k} {v}" for k, v in facts.items()))
+    output.line(f"ok  {words}")

@@ -48,8 +48,28 @@ def problems(syncline: Call, run: Any, *more: str) -> list[str]:
 @pytest.mark.parametrize("more", [(), ("--deep",)])
 def test_a_whole_store_is_found_whole(syncline: Call, run: Any, more: tuple[str, ...]) -> None:
     document = syncline("verify", "store", *run.options, "--json", *more).document
-    assert {"ok": True, "problems": [], "head": 5, "versions": 5, "deep": bool(more)} == document
-    assert f"ok  head 5, versions 5, deep {bool(more)}\n" == syncline("verify", "store", *run.options, *more).out
+    counts = {"head": 5, "versions": 5, "anchors": 2, "skips": 1, "deep": bool(more)}
+    assert {"ok": True, "problems": []} | counts == {k: v for k, v in document.items() if k not in ("objects", "bytes")}
+    out = syncline("verify", "store", *run.options, *more).out
+    assert out.startswith("ok  checked 5 versions up to 5, 2 anchors, 1 skip delta: ")
+    how = "anchors read whole and head rebuilt" if more else "anchors by their sizes; --deep reads them too"
+    assert out.endswith(f" read ({how})\n")
+
+
+def test_what_was_read_is_counted_by_objects_and_bytes(syncline: Call, run: Any) -> None:
+    keys, reader = run.reader.keys, run.reader
+    chunks = {c.blake3 for v in range(1, 6) for c in reader.manifest(v).chunks}
+    chunks |= {c.blake3 for c in reader.skip(5, 3).chunks} | {reader.manifest(1).tensors.blake3}
+    read = {keys.chunk(c) for c in chunks} | {keys.version(v) for v in range(1, 6)}
+    read |= {keys.anchor(3), keys.skip(5, 3)}
+    document = syncline("verify", "store", *run.options, "--json").document
+    assert (len(read), sum(run.file(k).stat().st_size for k in read)) == (document["objects"], document["bytes"])
+    files = {
+        reader.anchor_file(anchor, f.name) for v in (1, 3) for anchor in [reader.anchor(v)] for f in anchor.body.files
+    }
+    read |= files
+    document = syncline("verify", "store", *run.options, "--json", "--deep").document
+    assert (len(read), sum(run.file(k).stat().st_size for k in read)) == (document["objects"], document["bytes"])
 
 
 def test_a_flipped_byte_in_a_chunk_is_found(syncline: Call, run: Any) -> None:
@@ -58,7 +78,20 @@ def test_a_flipped_byte_in_a_chunk_is_found(syncline: Call, run: Any) -> None:
     (found,) = problems(syncline, run)
     assert found.startswith("2: ") and chunk.name in found and "does not hash" in found
     out = syncline("verify", "store", *run.options).out
-    assert out.startswith("DIFFERS  ") and chunk.name in out
+    assert out.startswith("DIFFERS  version 2: ") and chunk.name in out
+    assert "version 2 cannot be reached, version 5 still is; put the object back from a mirror or a backup" in out
+    assert "\n1 problem; checked 5 versions up to 5, " in out
+
+
+def test_what_damage_means_for_those_who_follow_is_told(syncline: Call, run: Any) -> None:
+    def ways_out() -> list[str]:
+        return [p["way_out"] for p in syncline("verify", "store", *run.options, "--json").document["problems"]]
+
+    (chunk,) = run.reader.skip(5, 3).chunks
+    flip(run.file(run.reader.keys.chunk(chunk.blake3)))
+    assert ["version 5 is still reached another way; nothing need be done"] == ways_out()
+    flip(run.chunk_of(5))
+    assert all(out.startswith("nobody can join version 5 either; put the object back") for out in ways_out())
 
 
 @pytest.mark.parametrize("version", [1, 3, 5])
