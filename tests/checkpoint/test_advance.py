@@ -19,6 +19,7 @@ from syncline.checkpoint import (
     Checkpoint,
     OwnFiles,
     WeightFolder,
+    locks,
     materialize,
 )
 from syncline.clock import ManualClock
@@ -309,3 +310,19 @@ def test_a_folder_of_somebody_elses_is_adopted_once_its_digest_is_proven(run: St
     assert_holds(checkpoint.path, run.manifests[1], run.weights[1])
     Checkpoint.open(checkpoint.path).advance(*deltas_of(run, [2]))
     assert_holds(checkpoint.path, run.manifests[2], run.weights[2])
+
+
+@pytest.mark.parametrize("left_by_a_killed_writer", [False, True])
+def test_nobody_waits_without_end_for_a_process_that_was_stopped(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, left_by_a_killed_writer: bool
+):
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.1)
+    own = OwnFiles(checkpoint.path)
+    with locks.exclusive(own.lock):  # as a stopped process would, for as long as it is
+        if left_by_a_killed_writer:
+            own.journal.write_bytes(b"torn")
+            with pytest.raises(CheckpointBusy, match="by another process"):
+                Checkpoint.open(checkpoint.path)
+        else:
+            with pytest.raises(CheckpointBusy, match="by another process"), checkpoint.reading():
+                pass

@@ -45,7 +45,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder, which need not exist yet, and recover it: waits for whoever writes to it now.
+        """Open a folder, which need not exist yet, and recover it: waits for whoever writes to it now, and is
+        CheckpointBusy when that takes too long.
 
         Afterwards `marker` says what it holds; None when it is not materialized, or not whole.
         """
@@ -122,7 +123,8 @@ class Checkpoint:
 
     @contextmanager
     def reading(self) -> Generator[Self]:
-        """Hold the folder still while it is loaded. Waits for a writer; SourceNotReady when it holds no version.
+        """Hold the folder still while it is loaded. Waits for a writer, and is CheckpointBusy when that takes
+        too long; SourceNotReady when it holds no version.
 
         The marker is read anew under the lock.
         """

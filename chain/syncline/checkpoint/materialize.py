@@ -9,7 +9,7 @@ planned anew, down to older anchors, and the log says so. Weight bytes pass thro
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +57,13 @@ def materialize(
     vetoed: Vetoed | None = None,
     streams: int = STREAMS,
     log: FilteringBoundLogger | None = None,
+    planned: Callable[[Plan], None] | None = None,
 ) -> Checkpoint:
     """Make `path` a servable checkpoint of `version`, whatever version of the run it holds now; returns it, proven.
 
     May be killed at any time and called again. `executor` decodes and digests; fetching has threads of its own.
-    `vetoed` versions are neither targets nor anchors; left out, the store is asked. Raises CheckpointBusy while
+    `vetoed` versions are neither targets nor anchors; left out, the store is asked. `planned` hears of each way before
+    it is taken, so that its caller can keep the store from collecting it. Raises CheckpointBusy while
     somebody loads or writes the folder; DiskFull; Rejected for a folder of other people's files; what the planner
     raises when no way is left; and the store's own errors, after which a next call goes on.
     """
@@ -71,7 +73,9 @@ def materialize(
     with exclusive(own.lock), ThreadPoolExecutor(streams, thread_name_prefix="materialize") as pool:
         recover(path)
         logger = log or cast(FilteringBoundLogger, structlog.get_logger())
-        work = _Materializing(reader, path, pool=pool, executor=executor, progress=progress, log=logger)
+        work = _Materializing(
+            reader, path, pool=pool, executor=executor, progress=progress, log=logger, planned=planned
+        )
         work.bring_to(version, reader.vetoes() if vetoed is None else vetoed)
     return Checkpoint.open(path)
 
@@ -101,9 +105,11 @@ class _Materializing:
         executor: Executor | None,
         progress: Progress,
         log: FilteringBoundLogger,
+        planned: Callable[[Plan], None] | None,
     ) -> None:
         self._reader = reader
         self._path = path
+        self._planned = planned
         self._own = OwnFiles(path)
         self._pool = pool
         self._executor = executor
@@ -121,6 +127,8 @@ class _Materializing:
                 return
             on_disk = None if held is None else held.marker.version
             way = plan(None, version, self._reader, on_disk=on_disk, vetoed=vetoed, avoid=avoid)
+            if self._planned is not None:
+                self._planned(way)
             try:
                 self._take(way, held)
                 return
