@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from syncline.errors import (
     VersionVetoed,
 )
 from syncline.faults import install_hook
+from syncline.store.first_of import FirstOf
 from syncline.store.memory import MemoryStore
 from syncline.testing.stored_runs import StoredRun
 from syncline.wire.records import AnchorBody, AnchorFile, AnchorManifest, VetoRecord
@@ -431,3 +433,19 @@ def _bytes(run: StoredRun, key: str) -> bytes:
     fetched = run.store.get(key, max_bytes=1 << 20)
     assert fetched is not None
     return fetched.data
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1]])
+def test_what_is_damaged_in_a_mirror_comes_from_the_origin(
+    store: WatchedStore, run: StoredRun, tmp_path: Path, damage: Callable[[bytes], bytes]
+):
+    mirror = WatchedStore()
+    for info in store.list_after(""):
+        found = store.get(info.key, max_bytes=1 << 30)
+        assert found is not None
+        mirror.put(info.key, damage(found.data) if "/anchors/" in info.key or "/chunks/" in info.key else found.data)
+    store.read.clear()
+    reader = ChainReader(FirstOf([mirror, store]), "run")
+    checkpoint = materialize(reader, 6, tmp_path / "checkpoint", vetoed=())
+    checkpoint.verify(run.manifests[6])
+    assert {3} == store.anchors_read()

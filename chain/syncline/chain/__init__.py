@@ -1,8 +1,9 @@
 """Reading a run's chain of versions, and choosing the way along it. Nothing here writes to a store or to weights."""
 
-from syncline.chain.plan import Avoided, PlanSource, Vetoed, marked_bad, newest_allowed, plan
+from syncline.chain.plan import Avoided, PlanSource, plan
 from syncline.chain.reader import ChainReader
 from syncline.chain.steps import Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
+from syncline.chain.vetoed import Vetoed, marked_bad, newest_allowed
 
 __all__ = [
     "Anchor",

@@ -11,12 +11,13 @@ are no cycles. Training parents play no part: a fork is a delta like any other.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 from syncline.chain.steps import Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
+from syncline.chain.vetoed import Vetoed, marked_bad
 from syncline.errors import (
     ChainBroken,
     Corrupt,
@@ -27,10 +28,8 @@ from syncline.errors import (
     VersionVetoed,
 )
 from syncline.versions import Link
-from syncline.wire.records import SkipManifest, VersionManifest, VetoRecord
+from syncline.wire.records import SkipManifest, VersionManifest
 
-Vetoed: TypeAlias = Collection[int] | Mapping[int, VetoRecord]
-"""Versions that were marked bad; given as a reader returns them, an error says why."""
 Avoided: TypeAlias = Mapping[StepKey, SynclineError]
 """Steps that failed before, and how."""
 NOTHING_AVOIDED: Avoided = MappingProxyType({})
@@ -54,17 +53,6 @@ class PlanSource(Protocol):
         ...
 
     def skip(self, version: int, base: int) -> SkipManifest: ...
-
-
-def newest_allowed(head: int, vetoed: Collection[int]) -> int | None:
-    """The newest version at or below `head` that is not vetoed; None when there is none."""
-    return next((v for v in range(head, 0, -1) if v not in vetoed), None)
-
-
-def marked_bad(version: int, vetoed: Vetoed) -> str:
-    """What to say of a vetoed version: that it was marked bad, and why if that is known."""
-    record = cast(Mapping[int, VetoRecord], vetoed).get(version) if isinstance(vetoed, Mapping) else None
-    return f"version {version} was marked bad" + ("" if record is None else f" ({record.reason})")
 
 
 def plan(

@@ -2,23 +2,26 @@
 
 A reader is bound to the lineage that it meets first. Objects that never change are remembered in bounded memory; what
 does change (head, listings) is asked for each time. Every object is checked against its key, its lineage and its hash
-before it is handed on: LinkMissing for what is gone, LineageChanged for a run name that was used again, Corrupt for
-bytes that must not be used. Never writes, never waits, never retries; safe to use from several threads, except
+before it is handed on, and where several sources are read as one, a copy that fails a check is looked for in the next:
+LinkMissing for what is gone, LineageChanged for a run name that was used again, Corrupt for bytes that must not be
+used. Never writes, never waits, never retries; safe to use from several threads, except
 `head`, which one thread at a time polls.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from blake3 import blake3
 
+from syncline.chain.marks import Marks
 from syncline.chain.recent import Recent
 from syncline.chain.steps import Anchor
 from syncline.errors import ChunkCorrupt, Corrupt, FormatInvalid, LineageChanged, LinkMissing, NotFound, StoreMisused
-from syncline.store.base import ObjectInfo, WeightStore
+from syncline.store.base import WeightStore
+from syncline.store.first_of import first_good
 from syncline.store.keys import RunKeys, ViewKeys
 from syncline.wire.limits import MANIFEST_MAX_BYTES, RECORD_MAX_BYTES
 from syncline.wire.records import (
@@ -61,7 +64,7 @@ class ChainReader:
         self._run_record: RunRecord | None = None
         self._versions: Recent[int, VersionManifest] = Recent(remembered_bytes // 2)
         self._tables: Recent[str, TensorTable] = Recent(remembered_bytes // 2)
-        self._vetoes: dict[int, tuple[str, VetoRecord]] = {}
+        self._marks = Marks(store, self.keys)
         self._head_etag: str | None = None
         self._head: int | None = None
         self._idle_polls = 0
@@ -133,12 +136,16 @@ class ChainReader:
 
     def _read_run_record(self) -> RunRecord:
         key = RunKeys(self.keys.run).run_json
-        fetched = self.store.get(key, max_bytes=RECORD_MAX_BYTES)
-        assert fetched is not None
-        record = RunRecord.parse(fetched.data, what=key)
-        if record.run != self.keys.run:
-            raise FormatInvalid(f"{key} describes run {record.run}; it was copied to where it does not belong")
-        return record
+
+        def read(source: WeightStore) -> RunRecord:
+            fetched = source.get(key, max_bytes=RECORD_MAX_BYTES)
+            assert fetched is not None
+            record = RunRecord.parse(fetched.data, what=key)
+            if record.run != self.keys.run:
+                raise FormatInvalid(f"{key} describes run {record.run}; it was copied to where it does not belong")
+            return record
+
+        return first_good(self.store, read)
 
     def _check_same_run(self) -> None:
         """LineageChanged when run.json is no longer the one that this reader is bound to."""
@@ -164,8 +171,8 @@ class ChainReader:
         """A version's manifest, checked against its key. LinkMissing, LineageChanged, FormatInvalid."""
         known = self._versions.get(version)
         if known is None:
-            known, size = self._read(VersionManifest, self.keys.version(version), version)
-            known.digests()
+            key = self.keys.version(version)
+            known, size = self._read(VersionManifest, key, version, check=VersionManifest.digests)
             self._versions.keep(version, known, size)
         return known
 
@@ -179,27 +186,38 @@ class ChainReader:
             self._tables.keep(ref.blake3, known, len(data))
         return known
 
-    def _read(self, kind: type[M], key: str, version: int) -> tuple[M, int]:
+    def _read(
+        self, kind: type[M], key: str, version: int, *, check: Callable[[M], object] = lambda manifest: None
+    ) -> tuple[M, int]:
+        """A manifest and its size from the nearest source that has it right; `check` raises where it is not."""
+
+        def read(source: WeightStore) -> tuple[M, int]:
+            try:
+                fetched = source.get(key, max_bytes=MANIFEST_MAX_BYTES)
+            except StoreMisused as error:
+                raise FormatInvalid(f"{key} is larger than any manifest may be: {error}") from error
+            assert fetched is not None
+            manifest = kind.parse(fetched.data, what=key)
+            if (manifest.run, manifest.view, manifest.version) != (self.keys.run, self.keys.view, version):
+                raise FormatInvalid(
+                    f"{key} describes {manifest.run}/{manifest.view} version {manifest.version}; "
+                    "it does not belong there"
+                )
+            check(manifest)
+            return manifest, len(fetched.data)
+
         try:
-            fetched = self.store.get(key, max_bytes=MANIFEST_MAX_BYTES)
+            manifest, size = first_good(self.store, read)
         except NotFound as error:
             raise LinkMissing(
                 f"{key} is gone: it was collected, or never committed; plan again from an anchor"
             ) from error
-        except StoreMisused as error:
-            raise FormatInvalid(f"{key} is larger than any manifest may be: {error}") from error
-        assert fetched is not None
-        manifest = kind.parse(fetched.data, what=key)
-        if (manifest.run, manifest.view, manifest.version) != (self.keys.run, self.keys.view, version):
-            raise FormatInvalid(
-                f"{key} describes {manifest.run}/{manifest.view} version {manifest.version}; it does not belong there"
-            )
         if manifest.lineage != self.run_record().lineage:
             self._check_same_run()
             raise LineageChanged(
                 f"{key} belongs to lineage {manifest.lineage}, the run to {self.run_record().lineage}; do not use it"
             )
-        return manifest, len(fetched.data)
+        return manifest, size
 
     def anchors(self) -> list[int]:
         """Versions whose whole weights are in the store, ascending: with an anchor beside them, or anchor-only. One
@@ -233,11 +251,13 @@ class ChainReader:
         manifest = self.manifest(version)
         if manifest.anchor is not None:
             return Anchor(version, manifest.digest, manifest.anchor)
-        anchor, _ = self._read(AnchorManifest, self.keys.anchor(version), version)
-        if anchor.manifest != manifest.identity() or anchor.digest != manifest.digest:
-            raise FormatInvalid(
-                f"{self.keys.anchor(version)} does not belong to the version's manifest; use another anchor"
-            )
+        key = self.keys.anchor(version)
+
+        def check(anchor: AnchorManifest) -> None:
+            if anchor.manifest != manifest.identity() or anchor.digest != manifest.digest:
+                raise FormatInvalid(f"{key} does not belong to the version's manifest; use another anchor")
+
+        anchor, _ = self._read(AnchorManifest, key, version, check=check)
         return Anchor(version, anchor.digest, anchor.anchor)
 
     def anchor_file(self, anchor: Anchor, name: str) -> str:
@@ -256,12 +276,15 @@ class ChainReader:
     def skip(self, version: int, base: int) -> SkipManifest:
         """The skip delta from `base` to `version`, checked against the version's manifest."""
         key = self.keys.skip(version, base)
-        skip, _ = self._read(SkipManifest, key, version)
         manifest = self.manifest(version)
-        if skip.base != base or base >= version:
-            raise FormatInvalid(f"{key} says that its base is {skip.base}")
-        if (skip.manifest, skip.digest, skip.tensors) != (manifest.identity(), manifest.digest, manifest.tensors):
-            raise FormatInvalid(f"{key} does not belong to the version's manifest; use the deltas instead")
+
+        def check(skip: SkipManifest) -> None:
+            if skip.base != base or base >= version:
+                raise FormatInvalid(f"{key} says that its base is {skip.base}")
+            if (skip.manifest, skip.digest, skip.tensors) != (manifest.identity(), manifest.digest, manifest.tensors):
+                raise FormatInvalid(f"{key} does not belong to the version's manifest; use the deltas instead")
+
+        skip, _ = self._read(SkipManifest, key, version, check=check)
         try:
             base_digest = self.manifest(base).digest
         except LinkMissing:
@@ -285,53 +308,23 @@ class ChainReader:
         A veto that cannot be read still counts: whoever wrote it wanted the version gone. One of another lineage does
         not.
         """
-        pattern = re.compile(re.escape(self.keys.vetoes) + r"(\d{12})\.json")
-        current: dict[int, tuple[str, VetoRecord]] = {}
-        for info in self.store.list_after(self.keys.vetoes):
-            match = pattern.fullmatch(info.key)
-            if match is None or int(match[1]) == 0:
-                continue
-            version = int(match[1])
-            known = self._vetoes.get(version)
-            if known is None or known[0] != info.etag:
-                record = self._read_veto(version, info)
-                if record is None:
-                    continue
-                known = (info.etag, record)
-            current[version] = known
-        self._vetoes = current
-        lineage = self.run_record().lineage if current else ""
-        return {v: record for v, (_, record) in current.items() if record.lineage == lineage}
-
-    def _read_veto(self, version: int, info: ObjectInfo) -> VetoRecord | None:
-        try:
-            fetched = self.store.get(info.key, max_bytes=RECORD_MAX_BYTES)
-            assert fetched is not None
-            record = VetoRecord.parse(fetched.data, what=info.key)
-            if record.version == version:
-                return record
-            reason = f"{info.key} names version {record.version}"
-        except NotFound:
-            return None
-        except (FormatInvalid, StoreMisused) as error:
-            reason = str(error)
-        return VetoRecord(
-            lineage=self.run_record().lineage,
-            version=version,
-            reason=f"the veto cannot be read, so it counts: {reason}"[:4096],
-            created_ms=max(0, int(info.modified * 1000)),
-        )
+        return self._marks.read(lambda: self.run_record().lineage)
 
     def chunk(self, ref: ChunkRef | ObjectRef) -> bytes:
         """The bytes of a chunk or table, whose size and BLAKE3 are those of `ref`. LinkMissing, ChunkCorrupt."""
         key = self.keys.chunk(ref.blake3)
-        buffer = bytearray(ref.size)
+
+        def read(source: WeightStore) -> bytes:
+            buffer = bytearray(ref.size)
+            try:
+                source.get_range_into(key, 0, buffer)
+            except StoreMisused as error:
+                raise ChunkCorrupt(f"{key} is shorter than the {ref.size} bytes of its manifest: {error}") from error
+            if blake3(buffer).hexdigest() != ref.blake3:
+                raise ChunkCorrupt(f"{key} does not hash to its name; fetch it again or from another source")
+            return bytes(buffer)
+
         try:
-            self.store.get_range_into(key, 0, buffer)
+            return first_good(self.store, read)
         except NotFound as error:
             raise LinkMissing(f"{key} is gone: it was collected; plan again from an anchor") from error
-        except StoreMisused as error:
-            raise ChunkCorrupt(f"{key} is shorter than the {ref.size} bytes of its manifest: {error}") from error
-        if blake3(buffer).hexdigest() != ref.blake3:
-            raise ChunkCorrupt(f"{key} does not hash to its name; fetch it again or from another source")
-        return bytes(buffer)

@@ -25,8 +25,18 @@ from blake3 import blake3
 from syncline.chain import Anchor, ChainReader
 from syncline.checkpoint.durable import naming_full_disk, sync_file, sync_folder, write_durably
 from syncline.checkpoint.marker import OwnFiles
-from syncline.errors import ChunkCorrupt, DiskFull, FormatInvalid, LinkMissing, NotFound, StoreMisused
+from syncline.errors import (
+    ChunkCorrupt,
+    DiskFull,
+    FormatInvalid,
+    LinkMissing,
+    NotFound,
+    StoreMisused,
+    StoreUnavailable,
+)
+from syncline.store.base import WeightStore
 from syncline.store.buffers import fill_from_file
+from syncline.store.first_of import sources_of
 from syncline.wire import canonical
 from syncline.wire.limits import MANIFEST_MAX_BYTES
 from syncline.wire.records import AnchorFile
@@ -100,18 +110,30 @@ class AnchorDownload:
             )
 
     def run(self) -> None:
-        """Fetch what is not there yet. LinkMissing or ChunkCorrupt when the anchor cannot serve, DiskFull."""
+        """Fetch what is not there yet: whatever is wrong a second time, and from each source by itself where there are
+        several. LinkMissing or ChunkCorrupt when the anchor cannot serve, DiskFull."""
         files = self._anchor.body.files
         self._verified = self.kept()
         wanted = [f for f in files if f.name not in self._verified]
         self._done_bytes = sum(f.size for f in files if f.name in self._verified)
         self._progress("fetch", self._done_bytes, self._anchor.body.size)
         self._write_record()
-        again = self._fetch(wanted)
-        if again:
-            again = self._fetch(again)
-        if again:
-            keys = ", ".join(self._reader.anchor_file(self._anchor, f.name) for f in again[:3])
+        wrong = self._fetch(wanted, self._reader.store)
+        silent: StoreUnavailable | None = None
+        for source in sources_of(self._reader.store):
+            if not wrong:
+                return
+            try:
+                self._fetch(wrong, source)
+            except (LinkMissing, ChunkCorrupt):
+                pass  # this source will not do; the next may
+            except StoreUnavailable as error:
+                silent = error
+            wrong = [f for f in wrong if f.name not in self._verified]
+        if wrong and silent is not None:
+            raise silent
+        if wrong:
+            keys = ", ".join(self._reader.anchor_file(self._anchor, f.name) for f in wrong[:3])
             raise ChunkCorrupt(f"{keys}: not the bytes of anchor {self._anchor.version}, twice; use another anchor")
 
     def kept(self) -> set[str]:
@@ -134,14 +156,14 @@ class AnchorDownload:
         }
         write_durably(self._record, canonical.encode(record))
 
-    def _fetch(self, files: Sequence[AnchorFile]) -> list[AnchorFile]:
-        """Fetch and verify; returns the files whose bytes are wrong."""
+    def _fetch(self, files: Sequence[AnchorFile], source: WeightStore) -> list[AnchorFile]:
+        """Fetch from a source and verify; returns the files whose bytes are wrong."""
         pending = [self._prepared(file) for file in files]
         futures: list[Future[None]] = []
         try:
             for item in pending:
                 for part in range(item.parts):
-                    futures.append(self._pool.submit(self._fetch_part, item, part))
+                    futures.append(self._pool.submit(self._fetch_part, source, item, part))
             wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
                 if future.done():
@@ -170,13 +192,13 @@ class AnchorDownload:
         parts = max(1, -(-file.size // PART_BYTES))
         return _Pending(file, path, parts, blake3(max_threads=blake3.AUTO))
 
-    def _fetch_part(self, item: _Pending, part: int) -> None:
+    def _fetch_part(self, source: WeightStore, item: _Pending, part: int) -> None:
         offset = part * PART_BYTES
         size = min(PART_BYTES, item.file.size - offset)
         with self._scratch() as buffer:
             view = buffer[:size]
             if size > 0:
-                self._read_range(item.file.name, offset, view)
+                self._read_range(source, item.file.name, offset, view)
                 with naming_full_disk(item.path):
                     _write_at(item.path, view, offset)
             with self._lock:
@@ -233,10 +255,10 @@ class AnchorDownload:
         finally:
             self._spare.put(buffer)
 
-    def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
+    def _read_range(self, source: WeightStore, name: str, offset: int, buffer: memoryview) -> None:
         key = self._reader.anchor_file(self._anchor, name)
         try:
-            self._reader.store.get_range_into(key, offset, buffer)
+            source.get_range_into(key, offset, buffer)
         except NotFound as error:
             raise LinkMissing(f"{key} is gone: the anchor was collected; plan again") from error
         except StoreMisused as error:
