@@ -56,8 +56,8 @@ class Readers:
             match seen.record:
                 case None:
                     return None
-                case ConsumerRecord(applied=applied, pinned=pinned, boot=boot):
-                    needs += [(seen.key, need) for need in needs_of(applied, pinned, boot)]
+                case ConsumerRecord(applied=applied, pinned=pinned, boot=boot, target=target):
+                    needs += [(seen.key, need) for need in needs_of(applied, pinned, boot, target)]
                 case LeaseRecord(version=version):
                     needs.append((seen.key, version))
         return needs

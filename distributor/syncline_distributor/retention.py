@@ -52,7 +52,7 @@ def walk_down(chain: ChainMap) -> list[int]:
 
 
 def keep(chain: ChainMap, needs: Iterable[int | None], *, keep_anchors: int = 1, keep_versions: int = 0) -> Kept:
-    """The keep-set. `needs` holds each fresh reader's versions (applied, pinned, boot; leases) and None for a joiner.
+    """The keep-set. `needs` holds each fresh reader's versions (applied, pinned, boot, target; leases) and None for a joiner.
 
     A joiner's path is kept always; beyond the needs so are the newest `keep_anchors` anchors and the newest
     `keep_versions` versions.
@@ -80,7 +80,8 @@ def _skips(chain: ChainMap, versions: frozenset[int], anchors: frozenset[int]) -
     return frozenset(kept)
 
 
-def needs_of(applied: int | None, pinned: int | None, boot: int | None) -> list[int | None]:
-    """A heartbeat's needs. A node that holds nothing yet needs what a joiner needs."""
+def needs_of(applied: int | None, pinned: int | None, boot: int | None, target: int | None = None) -> list[int | None]:
+    """A heartbeat's needs. A node that holds nothing yet needs what a joiner needs, and any node the way to its target,
+    which may lie below all of these: a pinned version that was marked bad."""
     named: list[int | None] = [v for v in (applied, pinned, boot) if v is not None]
-    return named or [None]
+    return (named or [None]) + ([target] if target is not None else [])
