@@ -14,8 +14,10 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.chain import ChainReader
 from syncline.clock import Clock
+from syncline.errors import SynclineError
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
+from syncline.store.first_of import FirstOf
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
 from syncline_agent.background import Background, Chain, NodeCheckpoint
@@ -26,12 +28,12 @@ from syncline_agent.fetch import Fetcher, Source
 from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
 from syncline_agent.listening import listen
+from syncline_agent.mirrors import SourceHeads
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.policy import TargetFile
 from syncline_agent.reporting import Reporter
 from syncline_agent.server import make_app
 from syncline_agent.settings import AgentSettings
-from syncline_agent.sources import FirstOf
 from syncline_agent.status import Identity
 
 # The follower has its own, longer patience, and says meanwhile what it waits for.
@@ -63,7 +65,7 @@ class Node:
         self.heart = Heart(consumers, self.reporter.read, settings=settings.heart, clock=clock, random=_derived(random))
         self.follower = Follower(
             engine=engine,
-            chains=_chains(sources, self.files, self.reporter, pool),
+            chains=_chains(sources, self.files, self.reporter, pool, log),
             files=self.files,
             checkpoint=self.checkpoint,
             targets=TargetFile(settings.target),
@@ -82,6 +84,8 @@ class Node:
             clock=clock,
             log=log,
         )
+        self.source_heads = SourceHeads(sources, self.reporter) if len(sources) > 1 else None
+        """None where there is only one source."""
 
 
 def _derived(parent: random.Random) -> random.Random:
@@ -90,9 +94,17 @@ def _derived(parent: random.Random) -> random.Random:
 
 
 def _chains(
-    sources: Sequence[Source], files: NodeFiles, reporter: Reporter, pool: ThreadPoolExecutor | None
+    sources: Sequence[Source],
+    files: NodeFiles,
+    reporter: Reporter,
+    pool: ThreadPoolExecutor | None,
+    log: FilteringBoundLogger,
 ) -> Callable[[str, str], Chain]:
-    store = sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources])
+    def damaged(source: WeightStore, error: SynclineError) -> None:
+        reporter.retried("corrupt")
+        log.warning("passed over a damaged copy", store=source.url, error=str(error))
+
+    store = sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources], damaged=damaged)
 
     def make(run: str, view: str) -> Chain:
         reader = ChainReader(store, run, view)
@@ -116,6 +128,8 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         Driven("heart", node.heart.tick, log),
         Driven("background", node.background.tick, log),
     ]
+    if node.source_heads is not None:
+        machines.append(Driven("sources", node.source_heads.tick, log))
     bells: list[Driven] = []
     if settings.distributor is not None:
         bell = Doorbell(settings.distributor, node.reporter.read, machines[0].wake)

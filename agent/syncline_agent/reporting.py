@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +53,16 @@ class Reporter:
                 self._status, bytes_by_source=dict(self._bytes), retries=dict(self._retries), **fields
             )
         self._gauge(self._status)
+
+    def sources_at(self, run: str, view: str, heads: Mapping[str, int | None]) -> None:
+        """The newest version that each source holds, None for one that does not say."""
+        for source, head in heads.items():
+            labels = run, view, self._status.identity.pool, source
+            if head is None:
+                self._metrics.source_head.remove(*labels)
+            else:
+                self._metrics.source_head.labels(*labels).set(head)
+        self.say(source_heads=heads)
 
     def fetched(self, source: str, size: int) -> None:
         """Bytes came from a source."""

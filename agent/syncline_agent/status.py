@@ -22,6 +22,7 @@ the operator.
     last_sync        {version, from, seconds: {phase: s}, total_seconds, behind_seconds, pause_seconds, bytes, changed}
                      or null
     bytes_by_source  {source: bytes} since the agent started
+    source_heads     {source: newest version that it holds, or null while it does not say}; empty with one source
     retries          {reason: count} since the agent started
     heartbeats       "on", or why they are off
     error            what keeps this node from its target, or null
@@ -118,6 +119,7 @@ class Status:
     apply_path: ApplyPath | None = None
     last_sync: LastSync | None = None
     bytes_by_source: Mapping[str, int] = field(default_factory=dict[str, int])
+    source_heads: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     retries: Mapping[str, int] = field(default_factory=dict[str, int])
     error: str | None = None
     failures: int = 0
@@ -169,6 +171,7 @@ class Status:
                 "changed": last.changed,
             },
             "bytes_by_source": dict(self.bytes_by_source),
+            "source_heads": dict(self.source_heads),
             "retries": dict(self.retries),
             "heartbeats": heartbeats,
             "error": self.error,

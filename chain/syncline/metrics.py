@@ -91,6 +91,9 @@ class Metrics:
         self.fetched_bytes = Counter(
             "syncline_follow_fetched_bytes", "Bytes fetched by source.", (*pool, "source"), registry=r
         )
+        self.source_head = Gauge(
+            "syncline_follow_source_head_version", "Newest version that a source holds.", (*pool, "source"), registry=r
+        )
         self.applied_versions = Counter(
             "syncline_follow_applied_versions", "Versions applied by path.", (*pool, "path"), registry=r
         )
