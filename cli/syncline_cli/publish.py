@@ -12,6 +12,7 @@ import typer
 from syncline_cli.context import WORKING, JsonOption, RunOption, StoreOption, ViewOption, manifest_of, opened
 from syncline_cli.history import summary
 from syncline_cli.output import size
+from syncline_distributor.accepting import check_is_checkpoint
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.publisher import Publisher
@@ -45,6 +46,7 @@ def publish(
 ) -> None:
     """Publish a checkpoint folder as the next version of a run; the run is created when it does not exist."""
     labels = _labels(label or [])
+    check_is_checkpoint(folder)
     at = opened(store, run, view, as_json, patience=WORKING)
     settings = PublishSettings(nonfinite=NonFinite.REFUSE if refuse_nonfinite else NonFinite.PUBLISH)
     with (

@@ -9,7 +9,9 @@ it must start again from there.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from syncline.errors import AlreadyExists, Fenced, FormatInvalid, HeadMoved, LineageChanged, NotFound, Retryable
 from syncline.store.base import WeightStore
@@ -17,6 +19,11 @@ from syncline.store.keys import RunKeys, ViewKeys
 from syncline.wire.limits import RECORD_MAX_BYTES
 from syncline.wire.records import HeadRecord, RunRecord, TilingPart, VersionManifest
 from syncline.wire.tiling import Tiling
+
+TAKE_OVER = (
+    "Only one trainer may publish to a run: leave it to the other one, or end that one and start this one again, "
+    "which takes the next epoch"
+)
 
 
 def new_nonce(random_: random.Random) -> str:
@@ -55,6 +62,8 @@ class Writer:
     """None until an epoch is taken or the first version is created."""
     fenced: str | None = None
     """Why this writer stopped for good."""
+    on_fenced: Callable[[], None] = lambda: None
+    """Called once, when it stops."""
     _head_etag: str | None = field(default=None, init=False)
 
     def check(self) -> None:
@@ -96,12 +105,8 @@ class Writer:
         # Creating the first version is taking the first epoch; who loses that race has none and must open again.
         held = manifest.epoch if manifest.version == 1 else self.epoch
         if held is not None and (other.epoch > held or (other.epoch == held and other.writer != self.id)):
-            self.fenced = (
-                f"version {other.version} of {self.keys.run}/{self.keys.view} was written by {other.writer} "
-                f"in epoch {other.epoch}; "
-                f"this writer ({self.id}) held epoch {held} and stops. Only one trainer may publish to a run"
-            )
-            raise Fenced(self.fenced)
+            where = f"{self.keys.run}/{self.keys.view}"
+            self._stop(f"version {other.version} of {where} was written by {other.writer} in epoch {other.epoch}", held)
         return other
 
     def move_head(self, manifest: VersionManifest) -> None:
@@ -139,11 +144,20 @@ class Writer:
             return False  # garbage is replaced
         if head.lineage != self.lineage or head.version < manifest.version:
             return False
-        if head.epoch > manifest.epoch:
-            self.fenced = (
-                f"head of {self.keys.run}/{self.keys.view} stands at version {head.version} in epoch {head.epoch}; "
-                "this writer held epoch "
-                f"{manifest.epoch} and stops. Only one trainer may publish to a run"
-            )
-            raise Fenced(self.fenced)
+        self._yield_to(head, held=manifest.epoch)
         return head.version >= manifest.version
+
+    def heed(self, head: VersionManifest) -> None:
+        """Somebody saw `head` in the store. Raises Fenced when its epoch is above the one held here."""
+        if self.epoch is not None and head.lineage == self.lineage:
+            self._yield_to(head, held=self.epoch)
+
+    def _yield_to(self, head: HeadRecord | VersionManifest, *, held: int) -> None:
+        if head.epoch > held:
+            where = f"{self.keys.run}/{self.keys.view}"
+            self._stop(f"head of {where} stands at version {head.version} in epoch {head.epoch}", held)
+
+    def _stop(self, seen: str, held: int) -> NoReturn:
+        self.fenced = f"{seen}; this writer ({self.id}) held epoch {held} and stops. {TAKE_OVER}"
+        self.on_fenced()
+        raise Fenced(self.fenced)

@@ -19,9 +19,24 @@ class PublishMeasures:
         self._metrics = metrics
         self._names = (run, view)
         self._log = log.bind(run=run, view=view)
+        self._said_bare = False
 
-    def fenced(self, fenced: bool) -> None:
-        self._metrics.fenced.labels(*self._names).set(fenced)
+    def opened(self) -> None:
+        """There is a writer, and nothing stopped it yet."""
+        self._metrics.fenced.labels(*self._names).set(0)
+
+    def fenced(self) -> None:
+        self._metrics.fenced.labels(*self._names).set(1)
+
+    def bare(self) -> None:
+        """Weights come without their configuration; said once."""
+        if not self._said_bare:
+            self._log.warning(
+                "no files beside the weights: no engine can start from the anchors of this run; "
+                "hand config.json and the tokenizer to Publisher(files=...)",
+                phase="publish",
+            )
+        self._said_bare = True
 
     def head(self, version: int) -> None:
         self._metrics.head_version.labels(*self._names).set(version)

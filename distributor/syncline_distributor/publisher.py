@@ -13,9 +13,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -25,38 +22,20 @@ from syncline.errors import ChainBroken, Corrupt, LineageChanged, Rejected, Sync
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.wire.digest import Digest, total
-from syncline.wire.records import ObjectRef, Statistics, VersionManifest, pack_digests
+from syncline.wire.records import ObjectRef, VersionManifest, pack_digests
+from syncline_distributor.accepting import Weights, check_kind, source_of
 from syncline_distributor.bases import Base, MemoryBase
 from syncline_distributor.committing import Writer, create_or_read_run, new_nonce
 from syncline_distributor.drafting import Draft, Drafter, Laps, empty_draft, put_table
-from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.measuring import PublishMeasures
+from syncline_distributor.published import Published, repeats
 from syncline_distributor.remarks import Remarks
 from syncline_distributor.settings import PublishSettings
 from syncline_distributor.steps import Steps, reach, run_steps
 from syncline_distributor.uploading import Uploads
-from syncline_distributor.weights import Files, WeightSource, mapping_weights
+from syncline_distributor.weights import Files, WeightSource
 
 log = structlog.get_logger()
-Weights = Mapping[str, Any] | WeightSource | Path
-"""A state dict, a mapping of arrays or Bits, a source, or a folder of safetensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A committed version, as its writer saw it."""
-
-    manifest: VersionManifest
-    seconds: Mapping[str, float]
-    """By phase: encode, upload, commit, head, base."""
-
-    @property
-    def version(self) -> int:
-        return self.manifest.version
-
-    @property
-    def statistics(self) -> Statistics:
-        return self.manifest.statistics
 
 
 class Publisher:
@@ -139,6 +118,11 @@ class Publisher:
         if self._uploaders is not None:
             self._uploaders.shutdown(cancel_futures=True)
 
+    def heed(self, head: VersionManifest) -> None:
+        """Somebody saw `head` in the store. Raises Fenced when another writer took over by it."""
+        if self._writer is not None:
+            self._writer.heed(head)
+
     # --- opening
 
     def open_steps(self) -> Steps[None]:
@@ -151,11 +135,12 @@ class Publisher:
             lineage=new_nonce(self._random),
             created_ms=self._now_ms(),
         )
-        writer = Writer(self._store, keys, record.lineage, new_nonce(self._random))
+        writer = Writer(self._store, keys, record.lineage, new_nonce(self._random), on_fenced=self._measures.fenced)
+        self._measures.opened()
         self.reader = ChainReader(self._store, keys.run, keys.view)
         self._head = self.reader.listed_head()
         if self._head is not None:
-            self._check_writer(writer)  # a lineage that was misread would be written into a version for good
+            writer.check()  # a lineage that was misread would be written into a version for good
             yield from self._take_epoch(writer)
         self._writer = writer
 
@@ -178,6 +163,7 @@ class Publisher:
                 break
             self._head = other  # an older writer won the slot first; the epoch is taken on top of what it wrote
         writer.epoch = taken.epoch
+        self._writer = writer
         self._head = taken
         self._log.info("epoch taken", version=taken.version, epoch=taken.epoch, phase="open")
         yield reach("publish.epoch_taken")
@@ -197,12 +183,13 @@ class Publisher:
         labels: Mapping[str, str] | None = None,
     ) -> Steps[Published]:
         """`publish`, a step at a time."""
+        check_kind(weights)
+        remarks = Remarks.of(step, parent, labels)
         if self._writer is None:
             yield from self.open_steps()
         writer = self._writer
         assert writer is not None
-        self._check_writer(writer)
-        remarks = Remarks.of(step, parent, labels)
+        writer.check()
         if remarks.parent is not None and (self._head is None or not 0 < remarks.parent <= self._head.version):
             raise Rejected(
                 f"parent {parent} is no committed version; head is {self._head.version if self._head else 'missing'}"
@@ -225,13 +212,13 @@ class Publisher:
             finally:
                 uploads.abandon()
             source.check()
-            if earlier is not None and _repeats(draft, earlier, remarks):
+            if earlier is not None and repeats(draft, earlier, remarks):
                 manifest = earlier  # this very call, made before, had been committed after all
                 break
             manifest = self._manifest(
                 writer, draft, source.table.ref(), epoch=writer.epoch or 1, remarks=remarks, nonce=nonce
             )
-            other = self._commit(writer, manifest)
+            other = writer.commit(manifest)
             laps.lap("commit")
             if other is None:
                 self._head = manifest
@@ -246,12 +233,11 @@ class Publisher:
         yield reach("publish.manifest_put")
         if manifest is not earlier:
             if manifest.anchor is not None:
-                put_table(
-                    self._store, self.reader.keys, source.table
-                )  # a sweep may have met it before the manifest did
+                # A sweep may have met it before the manifest did.
+                put_table(self._store, self.reader.keys, source.table)
             if laps.total > self._settings.suspect_after_s:
                 self._restore(manifest, source, uploads)
-        self._move_head(writer, manifest)
+        writer.move_head(manifest)
         if self.on_head is not None:
             self.on_head(manifest)
         laps.lap("head")
@@ -315,32 +301,12 @@ class Publisher:
         )
 
     def _source(self, weights: Weights) -> WeightSource:
-        if isinstance(weights, Path):
-            return FolderWeights(weights, column_split=self._settings.column_split)
-        if isinstance(weights, Mapping):
-            files = self._files or self._base.files()
-            return mapping_weights(weights, files=files, column_split=self._settings.column_split)
-        return weights
+        files = self._files or self._base.files()
+        if isinstance(weights, Mapping) and not files:
+            self._measures.bare()
+        return source_of(weights, files=files, column_split=self._settings.column_split)
 
-    # --- the writer's right, head and base
-
-    def _check_writer(self, writer: Writer) -> None:
-        try:
-            writer.check()
-        finally:
-            self._measures.fenced(writer.fenced is not None)
-
-    def _commit(self, writer: Writer, manifest: VersionManifest) -> VersionManifest | None:
-        try:
-            return writer.commit(manifest)
-        finally:
-            self._measures.fenced(writer.fenced is not None)
-
-    def _move_head(self, writer: Writer, manifest: VersionManifest) -> None:
-        try:
-            writer.move_head(manifest)
-        finally:
-            self._measures.fenced(writer.fenced is not None)
+    # --- the base
 
     def _load_base(self) -> None:
         """Bring the base to head. Where the store has no way there, the base is dropped and the next version carries
@@ -384,9 +350,3 @@ class Publisher:
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
-
-
-def _repeats(draft: Draft, earlier: VersionManifest, remarks: Remarks) -> bool:
-    same_remarks = (remarks.step, remarks.labels) == (earlier.step, earlier.labels)
-    same_parent = remarks.parent is None or remarks.parent == earlier.parent
-    return same_remarks and same_parent and draft.base == earlier.version and draft.statistics.changed_units == 0

@@ -5,14 +5,16 @@ stored. Never published as something else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch.testing._internal.two_tensor import TwoTensor
 
-from syncline.errors import LayoutRefused, Rejected
+from syncline.errors import LayoutRefused, Rejected, SourceInvalid, SourceNotReady
 from syncline.store.memory import MemoryStore
 from syncline_distributor import Bits, Publisher
 
@@ -52,6 +54,65 @@ def test_what_is_no_set_of_weights_is_refused_by_name(
     with pytest.raises(LayoutRefused, match=said):
         publish.publish(weights())
     assert before == {i.key for i in store.list_after("")}
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "said"),
+    [
+        (lambda _: torch.nn.Linear(2, 2), LayoutRefused, r"handed a Linear; pass module.state_dict\(\)"),
+        (str, LayoutRefused, r"handed a str; pass a folder as pathlib.Path\(folder\)"),
+        (lambda _: [torch.ones(2)], LayoutRefused, "handed a list; pass a state dict"),
+        (lambda folder: folder / "nope", SourceInvalid, r"nope does not exist; pass the folder of one checkpoint"),
+        (lambda folder: folder / "a-file", SourceInvalid, r"a-file is a file; pass the folder of one checkpoint"),
+        (
+            lambda folder: folder / "runs",
+            SourceInvalid,
+            r"but folders that do: .*checkpoint-1, .*checkpoint-2/actor; pass",
+        ),
+        (lambda folder: folder / "pickled", SourceInvalid, "pytorch_model-00001-of-00002.bin, which is no safetensors"),
+    ],
+    ids=["module", "text", "list", "missing", "file", "parent", "pickled"],
+)
+def test_what_is_no_kind_of_weights_is_refused_with_what_to_pass_and_creates_no_run(
+    publisher: Make, trainer: Any, checkpoint_folder: Any, store: MemoryStore, tmp_path: Path,
+    weights: Callable[[Path], Any], error: type[Exception], said: str,
+) -> None:  # fmt: skip
+    (tmp_path / "a-file").write_text("x")
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "pytorch_model-00001-of-00002.bin").write_bytes(b"x")
+    checkpoint_folder(tmp_path / "runs" / "checkpoint-1", trainer().weights)
+    checkpoint_folder(tmp_path / "runs" / "checkpoint-2" / "actor", trainer().weights)
+    with pytest.raises(error, match=said):
+        publisher().publish(weights(tmp_path))
+    assert [] == list(store.list_after(""))
+
+
+def test_a_folder_that_is_still_being_written_is_not_refused_for_good(publisher: Make, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SourceNotReady, match=r"no .safetensors file yet"):
+        publisher().publish(tmp_path)
+
+
+@pytest.mark.parametrize("files", [None, {"config.json": b"{}"}])
+def test_weights_without_their_configuration_are_warned_of_once(
+    publisher: Make, trainer: Any, files: dict[str, bytes] | None
+) -> None:
+    source, publish = trainer(), publisher(files=files)
+    with capture_logs() as said:
+        for _ in range(3):
+            publish.publish(source.step())
+    warnings = [line["event"] for line in said if line["log_level"] == "warning"]
+    assert [files is None] * len(warnings) == ["Publisher(files=...)" in w for w in warnings]
+    assert (files is None) == (1 == len(warnings))
+
+
+def test_what_publish_gives_back_is_shown_in_a_line(publisher: Make, trainer: Any) -> None:
+    source, publish = trainer(), publisher()
+    shown = [repr(publish.publish(source.step(), step=step)) for step in (7, 8)]
+    size = sum(bits.units.nbytes for bits in source.weights.values())
+    assert shown[0].startswith(f"Published(version=1, step=7, all weights, {size} bytes, ")
+    assert shown[1].startswith("Published(version=2, step=8, ") and " units changed, " in shown[1]
+    assert max(map(len, shown)) < 120
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""`publish` of what is no checkpoint: refused with what was found and what to pass, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("nope", "nope does not exist; pass the folder of one checkpoint: model.safetensors, or shards with"),
+        ("trainer", "holds neither model.safetensors nor model.safetensors.index.json, but folders that do: "),
+        ("trainer/checkpoint-1/config.json", "config.json is a file; pass the folder of one checkpoint"),
+    ],
+)
+def test_a_path_that_is_no_checkpoint_exits_8_and_says_what_to_pass(
+    syncline: Call, trainer: Any, tmp_path: Path, named: str, said: str
+) -> None:
+    trainer.step()
+    ended = syncline("publish", tmp_path / named, "--store", tmp_path / "store", "--run", "new", "--json")
+    assert (8, "SourceInvalid") == (ended.code, ended.document["error"]["type"])
+    assert said in ended.document["error"]["message"]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_checkpoint_that_is_still_being_written_exits_3(syncline: Call, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "config.json").write_text("{}")
+    ended = syncline("publish", tmp_path / "checkpoint-1", "--store", tmp_path / "store", "--run", "new")
+    assert 3 == ended.code
+    assert "holds no .safetensors file yet" in ended.err
