@@ -62,6 +62,7 @@ class Service:
         def reader() -> ChainReader:
             return ChainReader(store, settings.run, settings.view)
 
+        self.observer = Observer(reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s)
         self.publisher: Publisher | None = None
         self.watch: Watch | None = None
         if settings.source is not None:
@@ -84,8 +85,8 @@ class Service:
                 clock=clock,
                 metrics=metrics,
                 column_split=settings.publish.column_split,
+                observed=lambda: self.observer.head,
             )
-        self.observer = Observer(reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s)
         if self.publisher is not None:
             self.publisher.on_head = self.observer.seen
         keeper = Keeper(store, reader(), settings.anchors, settings.state_dir, clock, random, metrics, executor)

@@ -1,8 +1,9 @@
 """Where a trainer leaves its checkpoints: a local folder, or a prefix of a bucket.
 
-`scan` lists; `fetch` gives a local folder to read. A bucket's checkpoint is downloaded to the state directory first,
-in parallel ranges into files, so reading is one path for both and memory stays bounded. Nothing here ever writes to
-the source.
+`scan` lists; `fetch` gives a local folder to read. A place that cannot be listed is told from one that holds nothing
+yet: the first is a mistake or an outage, the second a trainer that has not written. A bucket's checkpoint is downloaded
+to the state directory first, in parallel ranges into files, so reading is one path for both and memory stays bounded.
+Nothing here ever writes to the source.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Protocol
 
-from syncline.errors import NotFound, SourceNotReady, StoreMisused
+from syncline.errors import NotFound, SourceNotReady, StoreMisused, SynclineError
 from syncline.store.base import ObjectInfo, WeightStore
 from syncline.wire.limits import STEP_MAX
 from syncline_distributor.tracking import Found, FoundFile, is_temporary, step_of
@@ -28,8 +29,13 @@ Read = Callable[[str], bytes]
 class CheckpointSource(Protocol):
     """Finds checkpoints and brings one here."""
 
+    @property
+    def where(self) -> str:
+        """The place that is listed, for messages."""
+        ...
+
     def scan(self) -> list[Found]:
-        """Every folder that may be a checkpoint, complete or not."""
+        """Every folder that may be a checkpoint, complete or not. SourceNotReady when the place cannot be listed."""
         ...
 
     def fetch(self, found: Found) -> Path:
@@ -49,12 +55,16 @@ class FolderSource:
         self._subfolder = subfolder
         self._known = Known()
 
+    @property
+    def where(self) -> str:
+        return str(self._root)
+
     def scan(self) -> list[Found]:
         try:
             entries = sorted(self._root.iterdir())
-        except OSError:
-            return []  # not made yet, or the mount is away; the next poll looks again
-        folders = [e for e in entries if not is_temporary(e.name) and e.is_dir() and not self._is_second_name(e)]
+            folders = [e for e in entries if not is_temporary(e.name) and e.is_dir() and not self._is_second_name(e)]
+        except OSError as error:
+            raise _unlistable(self.where, error.strerror or str(error)) from error
         found = [f for e in folders if (f := self._found(e.name, e / self._subfolder)) is not None]
         itself = self._found("", self._root) if any(e.name.endswith(".safetensors") for e in entries) else None
         return found + ([itself] if itself is not None else [])
@@ -78,6 +88,11 @@ class FolderSource:
     def _found(self, name: str, folder: Path) -> Found | None:
         try:
             stats = [(p.name, p.stat()) for p in sorted(folder.iterdir()) if p.is_file()]
+        except PermissionError as error:
+            # Other folders that are none of ours to read (lost+found) are no checkpoints.
+            step = step_of(name)
+            reason = f"it cannot be listed: {error.strerror}; give this process the permission"
+            return None if step is None else Found(name, step, (), 0.0, reason)
         except OSError:
             return None
         files = tuple(FoundFile(n, s.st_size, str(s.st_mtime_ns)) for n, s in stats)
@@ -96,9 +111,13 @@ class StoreSource:
         self._known = Known()
         rmtree(landing, ignore_errors=True)
 
+    @property
+    def where(self) -> str:
+        return f"{self._store.url}/{self._prefix}".rstrip("/")
+
     def scan(self) -> list[Found]:
         folders: dict[str, list[ObjectInfo]] = {}
-        for info in self._store.list_after(self._prefix):
+        for info in self._listed():
             name, slash, rest = info.key.removeprefix(self._prefix).partition("/")
             if (
                 slash
@@ -108,6 +127,12 @@ class StoreSource:
             ):
                 folders.setdefault(name, []).append(info)
         return [f for name, infos in sorted(folders.items()) if (f := self._found(name, infos)) is not None]
+
+    def _listed(self) -> list[ObjectInfo]:
+        try:
+            return list(self._store.list_after(self._prefix))
+        except SynclineError as error:
+            raise _unlistable(self.where, str(error)) from error
 
     def fetch(self, found: Found) -> Path:
         folder = self._landing / found.name
@@ -145,6 +170,10 @@ class StoreSource:
                 raise SourceNotReady(f"{key} was written again while it was read; it is taken when it rests")
         except (NotFound, StoreMisused) as error:
             raise SourceNotReady(f"{key} vanished or shrank while it was read: {error}") from error
+
+
+def _unlistable(where: str, why: str) -> SourceNotReady:
+    return SourceNotReady(f"{where} cannot be listed: {why}; waiting for it: check --source")
 
 
 class Known:

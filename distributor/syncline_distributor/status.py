@@ -5,7 +5,7 @@
      "chain": {"anchor", "skip", "length", "bytes", "full_bytes"} or null      newest anchor and what follows it
      "anchors": [version, …],  "vetoes": {"version": "reason"},
      "writer": {"epoch", "fenced"} or null                                    null when a trainer publishes itself
-     "source": {"phase", "published", "pending", "waiting", "refused", "error"} or null
+     "source": {"phase", "waits_for", "published", "pending", "waiting", "refused", "error"} or null
      "retention": {"marked", "deleted", "blocked"} or null                    since the process started
      "store": {"url", "conditional_writes"},
      "consumers": [{"cluster", "namespace", "pool", "nodes", "stale", "proven", "versions": {"version": nodes}, "empty",
@@ -139,8 +139,10 @@ class Reporter:
         return not any(loop.broken for loop in self.loops)
 
     def ready(self) -> bool:
-        """The store answered, and this process may still publish if it was started to."""
-        return self.observer.looked and (self.publisher is None or self.publisher.fenced is None)
+        """The store answered, and a process that was started to publish may, and has a source to publish from."""
+        may_publish = self.publisher is None or self.publisher.fenced is None
+        has_source = self.watch is None or self.watch.state.waits_for is None
+        return self.observer.looked and may_publish and has_source
 
 
 def _head(head: VersionManifest | None, now: float) -> dict[str, Any] | None:

@@ -1,14 +1,16 @@
 """Following a trainer's checkpoints: every complete one becomes a version, in the trainer's order, whatever happens to
 a single one.
 
-`tick` does at most one thing and says when to call again; a scheduler or a thread drives it. What was published is
-noted in the version's own labels (`source`, `fingerprint`) and in a file of the state directory, so a restart
-publishes nothing twice. A step that falls is a fork: its parent is looked up in head's ancestry.
+`tick` does at most one thing and says when to call again; a scheduler or a thread drives it. The run is opened, and an
+epoch taken, only once the source lists a checkpoint: a mistyped one must never fence a writer that is at work. What was
+published is noted in the version's own labels (`source`, `fingerprint`) and in a file of the state directory, so a
+restart publishes nothing twice. A step that falls is a fork: its parent is looked up in head's ancestry.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,17 @@ from typing import Any
 import structlog
 
 from syncline.clock import Clock
-from syncline.errors import LayoutRefused, NonFiniteWeights, Retryable, SourceInvalid, SourceNotReady, TiedWeightsDiffer
+from syncline.errors import (
+    Fenced,
+    LayoutRefused,
+    NonFiniteWeights,
+    Retryable,
+    SourceInvalid,
+    SourceNotReady,
+    TiedWeightsDiffer,
+)
 from syncline.metrics import Metrics
+from syncline.wire.records import VersionManifest
 from syncline_distributor.ancestry import ancestry, parent_for
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.publisher import Published, Publisher
@@ -37,14 +48,17 @@ class SourceState:
     """What `/status` says of the source."""
 
     phase: str = "starting"
-    """starting, idle, publishing, backing-off, stopped."""
+    """starting, waiting, idle, publishing, backing-off, stopped."""
+    waits_for: str | None = "the first look at the source"
+    """What must be there before anything can be published; None while it is."""
     published: str | None = None
     """Name of the checkpoint that was published last."""
     pending: int = 0
     waiting: dict[str, str] = field(default_factory=dict[str, str])
     """Checkpoints that are not complete, and why (at most ten)."""
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    """Checkpoints that were given up, and why (at most ten)."""
+    """Checkpoints that were given up, and why (at most ten). A publish clears what it published, and what the source no
+    longer lists."""
     error: str | None = None
     """What the last publish raised, while it is being tried again."""
 
@@ -62,7 +76,9 @@ class Watch:
         clock: Clock,
         metrics: Metrics,
         column_split: tuple[str, ...],
+        observed: Callable[[], VersionManifest | None] = lambda: None,
     ) -> None:
+        """`observed` is the newest version that anybody in this process saw in the store."""
         self._publisher = publisher
         self._source = source
         self._settings = settings
@@ -73,7 +89,11 @@ class Watch:
         self._column_split = column_split
         self._names = (publisher.reader.keys.run, publisher.reader.keys.view)
         self._log = log.bind(run=self._names[0], view=self._names[1])
+        self._observed = observed
         self._failures = 0
+        self._waits_on: str | None = None
+        self._told: dict[str, str] = {}
+        """Fingerprint -> why it was given up, as it was logged."""
         self._known: dict[str, str] = {}
         self._started = False
         self.state = SourceState()
@@ -86,19 +106,49 @@ class Watch:
             self._say(phase="stopped", error=self._publisher.fenced)
             return None
         try:
+            head = self._observed()
+            if head is not None:
+                self._publisher.heed(head)
+            listed = self._listed()
+            if listed is None:
+                return self._settings.poll_s
             if not self._started:
-                self._start()
-            ready = self._tracker.update(self._fresh(self._source.scan()))
+                self._start(listed)
+            ready = self._tracker.update(self._fresh(listed))
             self._say(pending=len(ready), waiting=dict(list(self._tracker.waiting.items())[:10]))
             if ready:
-                self._take(ready[0])
+                self._take(ready[0], {f.label for f in listed})
             self._failures = 0
+        except Fenced as error:
+            self._say(phase="stopped", error=str(error))
+            raise
         except Retryable as error:
             return self._back_off(error)
         self._say(phase="idle", error=None)
         return 0.0 if len(ready) > 1 else self._settings.poll_s
 
-    def _start(self) -> None:
+    def _listed(self) -> list[Found] | None:
+        """What the source lists; None while there is nothing to start with."""
+        try:
+            listed = self._source.scan()
+        except SourceNotReady as error:
+            return self._wait("source", str(error))
+        self._told = {f.fingerprint: self._told[f.fingerprint] for f in listed if f.fingerprint in self._told}
+        if not listed and not self._started:
+            where = self._source.where
+            return self._wait("checkpoint", f"{where} holds no checkpoint yet; waiting for one: check --source")
+        self._waits_on = None
+        self._say(waits_for=None)
+        return listed
+
+    def _wait(self, on: str, what: str) -> None:
+        """Said once, however many polls it takes."""
+        if self._waits_on != on:
+            self._log.warning("waiting", waits_for=what, phase="watch")
+        self._waits_on = on
+        self._say(phase="waiting", waits_for=what)
+
+    def _start(self, listed: list[Found]) -> None:
         """Open the publisher and learn what earlier processes published."""
         self._publisher.open()
         self._known = _read_notes(self._notes)
@@ -107,7 +157,7 @@ class Watch:
             for _, manifest in zip(range(LABELS_READ), ancestry(self._publisher.reader, head), strict=False):
                 if "fingerprint" in manifest.labels:
                     self._known[manifest.labels["fingerprint"]] = manifest.labels.get("source", "")
-            for found in self._source.scan():
+            for found in listed:
                 if past(found, head_step=head.step, head_created=head.created_ms / 1000, known=self._known):
                     self._tracker.done.add(found.fingerprint)
         self._tracker.done.update(self._known)
@@ -116,7 +166,7 @@ class Watch:
     def _fresh(self, listed: list[Found]) -> list[Found]:
         return [f for f in listed if f.fingerprint not in self._tracker.done]
 
-    def _take(self, found: Found) -> None:
+    def _take(self, found: Found, listed: set[str]) -> None:
         """Publish one checkpoint, or give it up by name."""
         self._say(phase="publishing")
         step = found.step
@@ -134,13 +184,21 @@ class Watch:
         finally:
             self._source.release(found)
         self._done(found)
-        self._say(published=found.label)
+        standing = listed - {found.label}
+        refused = {name: why for name, why in self.state.refused.items() if name in standing}
+        self._say(published=found.label, refused=refused)
 
     def _give_up(self, found: Found, error: Exception) -> None:
-        """Skip this checkpoint. One that was only not ready comes again when its files change or rest."""
-        self._metrics.source_errors.labels(*self._names, type(error).__name__).inc()
-        self._log.error("checkpoint skipped", source=found.label, error=str(error), phase="watch")
-        self._say(refused={**dict(list(self.state.refused.items())[-9:]), found.label: str(error)})
+        """Skip this checkpoint. One that was only not ready comes again when its files change or rest; it is told of
+        once."""
+        why = str(error)
+        if self._told.get(found.fingerprint) != why:
+            self._told[found.fingerprint] = why
+            self._metrics.source_errors.labels(*self._names, type(error).__name__).inc()
+            say = self._log.warning if isinstance(error, SourceNotReady) else self._log.error
+            say("checkpoint skipped", source=found.label, error=why, phase="watch")
+        others = {name: text for name, text in self.state.refused.items() if name != found.label}
+        self._say(refused={**dict(list(others.items())[-9:]), found.label: why})
         if isinstance(error, SourceNotReady):
             self._tracker.postpone(found)
         else:

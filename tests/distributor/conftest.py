@@ -1,5 +1,5 @@
-"""A trainer that changes a few bits a step, publishers over one store, and a reader that trusts only what it
-decodes."""
+"""A trainer that changes a few bits a step, publishers and watches over one store, and a reader that trusts only what
+it decodes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ from numpy.typing import NDArray
 from syncline.chain import ChainReader
 from syncline.checkpoint import header_bytes, materialize
 from syncline.clock import ManualClock
+from syncline.errors import NotFound
+from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.store.memory import MemoryStore
 from syncline.wire import dtypes
+from syncline.wire.records import VersionManifest
+from syncline.wire.tensors import COLUMN_SPLIT
 from syncline.wire.tiling import Tiling
 from syncline_distributor import Bits, Publisher, PublishSettings
 from syncline_distributor.bases import DiskBase
+from syncline_distributor.settings import Completion, WatchSettings
+from syncline_distributor.sources import FolderSource
+from syncline_distributor.watch import Watch
 
 TILING = Tiling(64, 256, 4)
 SPECS: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -160,5 +167,58 @@ def publisher(store: MemoryStore, clock: ManualClock, tmp_path: Path) -> Callabl
             random=random.Random(next(seeds)),
             **more,
         )
+
+    return make
+
+
+class Watching:
+    """A watch over `folder`, its publisher, and the versions that came of it."""
+
+    def __init__(
+        self, publisher: Publisher, folder: Path, state: Path, settings: WatchSettings, source: Any, clock: ManualClock
+    ) -> None:
+        state.mkdir(exist_ok=True)
+        self.publisher, self.metrics = publisher, Metrics()
+        self._seen = ChainReader(publisher.reader.store, "run")
+        self.watch = Watch(
+            publisher, source or FolderSource(folder, subfolder=settings.subfolder), settings, state_dir=state,
+            clock=clock, metrics=self.metrics, column_split=COLUMN_SPLIT, observed=self._observed,
+        )  # fmt: skip
+
+    def _observed(self) -> VersionManifest | None:
+        try:
+            return self._seen.head()
+        except NotFound:
+            return None
+
+    def tick(self, times: int = 1) -> list[tuple[int | None, int | None]]:
+        """(step, parent) of every version, epochs' empty ones left out."""
+        for _ in range(times):
+            self.watch.tick()
+        if self.publisher.head is None:
+            return []
+        reader = ChainReader(self.publisher.reader.store, "run")
+        manifests = [reader.manifest(v) for v in reader.versions()]
+        return [(m.step, m.parent) for m in manifests if m.labels]
+
+
+@pytest.fixture
+def watching(publisher: Callable[..., Publisher], tmp_path: Path, clock: ManualClock) -> Callable[..., Watching]:
+    """Makes watches over the folder `runs`, or over another source."""
+    renamed = WatchSettings(completion=Completion.RENAME)
+
+    def make(settings: WatchSettings = renamed, *, state: str = "state", source: Any = None, **more: Any) -> Watching:
+        publishing = publisher(disk=state, **more)
+        return Watching(publishing, tmp_path / "runs", tmp_path / state, settings, source, clock)
+
+    return make
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a checkpoint into the folder `runs`."""
+
+    def make(name: str, weights: Any, **more: Any) -> Path:
+        return write_folder(tmp_path / "runs" / name, weights, **more)
 
     return make

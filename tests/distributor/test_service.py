@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,13 +153,23 @@ class Running:
             text = answer.read().decode()
             return json.loads(text) if "json" in answer.headers.get("Content-Type", "") else text
 
+    def ready(self) -> bool:
+        try:
+            return self.get("/readyz")["ready"] is True
+        except urllib.error.HTTPError as error:
+            assert 503 == error.code
+            return False
+
     def wait_for(self, path: str, pattern: str) -> None:
+        self.until(lambda: re.search(pattern, self.get(path)) is not None)
+
+    def until(self, holds: Callable[[], bool]) -> None:
         pause = threading.Event()
         for _ in range(300):
-            if re.search(pattern, self.get(path)):
+            if holds():
                 return
             pause.wait(0.1)
-        raise AssertionError(f"{path} never said {pattern}")
+        raise AssertionError(f"it never held; status: {self.get('/status')}")
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -214,6 +225,26 @@ def test_watch_publishes_what_a_trainer_writes_and_answers_for_it(
     assert same_bits(source.weights, reading.units(open_store(str(tmp_path / "store")), 3))
     published = [line for line in service.lines if line["event"] == "published"]
     assert [("run", 1), ("run", 2), ("run", 3)] == [(line["run"], line["version"]) for line in published]
+
+
+def test_watch_is_not_ready_while_its_source_is_missing_nor_after_another_writer_took_over(
+    start: Callable[..., Running], checkpoint_folder: Any, publisher: Any, trainer: Any, tmp_path: Path
+) -> None:
+    common = ["--store", str(tmp_path / "store"), "--run", "run", "--state-dir", str(tmp_path / "state")]
+    watch = ["--source", str(tmp_path / "runs"), "--complete", "rename", "--poll-seconds", "0.1"]
+    service = start("watch", *common, *watch)
+    service.until(lambda: service.get("/status")["source"]["phase"] == "waiting")
+    assert f"{tmp_path / 'runs'} cannot be listed" in service.get("/status")["source"]["waits_for"]
+    assert not service.ready()
+    checkpoint_folder(tmp_path / "runs" / "checkpoint-1", trainer().weights)
+    service.until(service.ready)
+    assert 1 == service.get("/head?after=0&timeout=30")["version"]
+    service.until(lambda: service.get("/status")["source"]["published"] == "checkpoint-1")
+    publisher(on=open_store(str(tmp_path / "store"))).open()
+    service.until(lambda: service.get("/status")["writer"]["fenced"] is not None)
+    assert not service.ready()
+    service.until(lambda: "stopped" == service.get("/status")["source"]["phase"])
+    assert 1 == service.end()
 
 
 def test_serve_looks_after_a_run_that_its_trainer_publishes(
