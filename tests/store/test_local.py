@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from syncline.clock import ManualClock
 from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreDenied, StoreMisused, StoreUnavailable
 from syncline.store.local import LocalStore
+from syncline.store.retrying import RetryingStore
 
 DIE_AT_FSYNC = """
 import os, signal, sys
@@ -273,3 +276,64 @@ def test_a_pipe_among_the_objects_is_no_object_and_nobody_waits_for_it(tmp_path:
     with pytest.raises(NotFound):
         store.get("a/pipe", max_bytes=10)
     assert ["a/b"] == [info.key for info in store.list_after("a/")]
+
+
+def file_in_the_way(folder: Path) -> Path:
+    (folder / "file").write_text("x")
+    return folder / "file"
+
+
+def below_a_file(folder: Path) -> Path:
+    return file_in_the_way(folder) / "store"
+
+
+def broken_link(folder: Path) -> Path:
+    (folder / "link").symlink_to("nowhere")
+    return folder / "link" / "store"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (file_in_the_way, "File exists"),
+        (below_a_file, "Not a directory|File exists"),
+        (broken_link, "No such file or directory|File exists"),
+        (lambda _: Path("/proc/store"), "No such file or directory"),
+    ],
+    ids=["file", "below a file", "broken link", "no place for files"],
+)
+def test_a_folder_that_cannot_be_made_is_named_and_not_waited_for(
+    tmp_path: Path, place: Callable[[Path], Path], said: str
+) -> None:
+    root, clock = place(tmp_path), ManualClock()
+    store = RetryingStore(LocalStore(root), clock=clock, rng=random.Random(1))
+    began = clock.monotonic()
+    for write in (store.put, store.put_if_absent, store.put_large):
+        with pytest.raises(StoreMisused, match=f"file://{root}: the store's folder cannot be made: ({said})"):
+            write("run/object", b"1")
+    with pytest.raises(StoreMisused, match="cannot be made"):
+        store.compare_and_put("run/head", b"1", etag=None)
+    assert began == clock.monotonic()
+
+
+@pytest.mark.parametrize("refused", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_may_not_be_made_is_denied_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    def mkdir(self: Path, *_: object) -> None:
+        raise OSError(refused, os.strerror(refused), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(StoreDenied, match=f"the store's folder cannot be made: {os.strerror(refused)}: .*store"):
+        LocalStore(tmp_path / "store").put("run/object", b"1")
+
+
+def test_a_disk_that_is_full_before_the_store_has_a_folder_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(self: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        LocalStore(tmp_path / "store").put("run/object", b"1")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from syncline.clock import ManualClock
 from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreDenied, StoreMisused, StoreUnavailable
@@ -214,3 +215,34 @@ def test_a_counter_behind_a_bad_network_counts_every_increment_once(seed: int) -
     found = inner.get("count", max_bytes=10)
     assert found is not None
     assert b"19" == found.data
+
+
+def test_an_outage_is_said_once_however_many_calls_meet_it() -> None:
+    down = [(operation, "a", DOWN) for operation in ("head", "put", "get") for _ in range(40)]
+    parts = Parts(*down, policy=RetryPolicy(deadline_s=20))
+    with capture_logs() as said:
+        for call in (lambda: parts.store.head("a"), lambda: parts.store.put("a", b"1")):
+            with pytest.raises(StoreUnavailable):
+                call()
+    (line,) = said
+    assert ("retrying", "warning", "head", "memory:", 20) == (
+        line["event"], line["log_level"], line["operation"], line["store"], line["gives_up_after_seconds"],
+    )  # fmt: skip
+    assert "503 SlowDown" in line["error"]
+
+
+def test_the_next_outage_is_said_again_and_a_short_one_never() -> None:
+    policy = RetryPolicy(first_s=2, most_s=2, deadline_s=1000)
+    parts = Parts(*[("put", "a", DOWN)] * 20, ("put", "b", DOWN), *[("put", "c", DOWN)] * 20, policy=policy)
+    with capture_logs() as said:
+        for key in "abc":
+            parts.store.put(key, b"1")
+    assert 2 == len(said)
+    assert 0 == parts.plan.left
+
+
+def test_a_listing_that_waits_says_so_too() -> None:
+    parts = Parts(*[("list_after", "a", DOWN)] * 20, policy=RetryPolicy(first_s=2, most_s=2, deadline_s=1000))
+    with capture_logs() as said:
+        assert [] == list(parts.store.list_after("a"))
+    assert ["list_after"] == [line["operation"] for line in said]

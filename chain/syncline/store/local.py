@@ -12,6 +12,7 @@ so that neither a poll of `head` nor a listing of large files reads their bytes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -24,7 +25,7 @@ from stat import S_ISREG
 from typing_extensions import Buffer
 
 from syncline.clock import system_random
-from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreMisused, StoreUnavailable
+from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreDenied, StoreMisused, StoreUnavailable
 from syncline.store.base import Fetched, ObjectInfo
 from syncline.store.bounds import check_listing, checked_key
 from syncline.store.buffers import FileSource, PartSource, fill_from_file, open_source, writable_view
@@ -36,6 +37,7 @@ NANOSECONDS_DRAWN = 1_000_000
 """Below this many nanoseconds a file's time of change is random: two files of one size, written within a clock tick to
 a reused inode, still differ in their etags."""
 LINK_TRIES = 16
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 class LocalStore:
@@ -122,8 +124,9 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        if not path.is_file():
-            return
+        with file_errors(key, self.url):
+            if not path.is_file():
+                return
         with file_errors(key, self.url), self._locked():
             try:
                 path.unlink()
@@ -184,7 +187,24 @@ class LocalStore:
                 continue  # a delete removed an empty folder between two calls
         raise StoreUnavailable(f"{key} in {self.url}: its folder is removed as often as it is made; try again later")
 
+    def _make_root(self) -> None:
+        """Make the store's own folder. What keeps it from being made will not go by itself: no error to wait out."""
+        try:
+            if not self._root.is_dir():
+                self._make_missing(self._root)
+        except OSError as error:
+            what = f"{self.url}: the store's folder cannot be made: {error.strerror}: {error.filename}"
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise StoreDenied(f"{what}; give this process the permission, or choose another folder") from error
+            if error.errno in _NO_FOLDER:
+                raise StoreMisused(f"{what}; make the folders above it, or choose another one") from error
+            raise
+
     def _make_folder(self, folder: Path) -> None:
+        self._make_root()
+        self._make_missing(folder)
+
+    def _make_missing(self, folder: Path) -> None:
         missing: list[Path] = []
         while not folder.is_dir():
             missing.append(folder)
@@ -193,7 +213,10 @@ class LocalStore:
             try:
                 child.mkdir()
             except FileExistsError:
-                if child.is_file():
+                if self._root not in child.parents:
+                    if not child.is_dir():
+                        raise  # a file or a broken link stands where the store should be
+                elif child.is_file():
                     raise StoreMisused(f"{child} is an object; no key of {self.url} can be below it") from None
             sync_folder(child.parent, self._fsync)
 

@@ -5,6 +5,9 @@ until a deadline. A conditional write whose reply was lost may have been done: w
 gone, the object is read back, and the same bytes mean that it was this call's own earlier try. Different bytes are
 somebody else's, and the caller hears of it. So what must have one winner says in its bytes who wrote it (a manifest
 carries its writer's nonce): two writers of the same bytes would both be told that they won.
+
+Whoever waits for a store should know it: a call that is tried again for more than a moment says so in the log, once an
+outage, however many calls meet it.
 """
 
 from __future__ import annotations
@@ -13,17 +16,22 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from threading import Lock
+from typing import TypeVar, cast
 
+import structlog
+from structlog.typing import FilteringBoundLogger
 from typing_extensions import Buffer
 
 from syncline.clock import Clock
-from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreMisused, StoreUnavailable
+from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreMisused, StoreUnavailable, SynclineError
 from syncline.metrics import Metrics
 from syncline.store.base import Fetched, ObjectInfo, WeightStore
 from syncline.store.buffers import flat_view, holds_same_bytes, open_source
 
 T = TypeVar("T")
+SAID_AFTER_S = 3.0
+"""A call that waits longer than this for its store says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +58,14 @@ class RetryingStore:
         rng: random.Random,
         policy: RetryPolicy | None = None,
         metrics: Metrics | None = None,
+        log: FilteringBoundLogger | None = None,
     ) -> None:
         self._inner = inner
         self._clock = clock
         self._rng = rng
         self._policy = policy or RetryPolicy()
         self._metrics = metrics
+        self._outage = _Outage(inner.url, log or cast(FilteringBoundLogger, structlog.get_logger()))
 
     @property
     def url(self) -> str:
@@ -118,9 +128,11 @@ class RetryingStore:
             left = None if limit is None else limit - given
             try:
                 for info in self._inner.list_after(prefix, after=after, limit=left):
+                    self._outage.over()
                     yield info
                     after, given = info.key, given + 1
                     tries = self._tries("list_after")
+                self._outage.over()
                 return
             except StoreUnavailable as error:
                 tries.wait_after(error)
@@ -133,12 +145,25 @@ class RetryingStore:
         tries = self._tries(operation)
         while True:
             try:
-                return attempt(tries.count > 0)
+                done = attempt(tries.count > 0)
             except StoreUnavailable as error:
                 tries.wait_after(error)
+            except SynclineError:
+                self._outage.over()  # a refusal is an answer too
+                raise
+            else:
+                self._outage.over()
+                return done
 
     def _tries(self, operation: str) -> _Tries:
-        return _Tries(operation=operation, policy=self._policy, clock=self._clock, rng=self._rng, metrics=self._metrics)
+        return _Tries(
+            operation=operation,
+            policy=self._policy,
+            clock=self._clock,
+            rng=self._rng,
+            metrics=self._metrics,
+            outage=self._outage,
+        )
 
     def _etag_if_mine(self, key: str, data: Buffer) -> str | None:
         view = flat_view(data)
@@ -149,18 +174,55 @@ class RetryingStore:
         return found.etag if found is not None and bytes(view) == found.data else None
 
 
+class _Outage:
+    """What the log was told of a store that does not answer: once until it answers again."""
+
+    def __init__(self, url: str, log: FilteringBoundLogger) -> None:
+        self._url = url
+        self._log = log
+        self._lock = Lock()
+        self._said = False
+
+    def say(self, operation: str, error: StoreUnavailable, *, waited_s: float, deadline_s: float) -> None:
+        with self._lock:
+            if self._said:
+                return
+            self._said = True
+        self._log.warning(
+            "retrying",
+            store=self._url,
+            operation=operation,
+            error=str(error),
+            waited_seconds=round(waited_s, 1),
+            gives_up_after_seconds=deadline_s,
+            phase="store",
+        )
+
+    def over(self) -> None:
+        self._said = False
+
+
 class _Tries:
     """The failed tries of one call."""
 
     def __init__(
-        self, *, operation: str, policy: RetryPolicy, clock: Clock, rng: random.Random, metrics: Metrics | None
+        self,
+        *,
+        operation: str,
+        policy: RetryPolicy,
+        clock: Clock,
+        rng: random.Random,
+        metrics: Metrics | None,
+        outage: _Outage,
     ) -> None:
         self._operation = operation
         self._policy = policy
         self._clock = clock
         self._rng = rng
         self._metrics = metrics
+        self._outage = outage
         self._began = clock.monotonic()
+        self._said = False
         self.count = 0
 
     def wait_after(self, error: StoreUnavailable) -> None:
@@ -173,4 +235,7 @@ class _Tries:
             raise StoreUnavailable(f"{error} (gave up after {self.count} tries in {spent:.1f} s)") from error
         if self._metrics is not None:
             self._metrics.store_retries.labels(self._operation).inc()
+        if spent + pause > SAID_AFTER_S and not self._said:
+            self._said = True
+            self._outage.say(self._operation, error, waited_s=spent, deadline_s=self._policy.deadline_s)
         self._clock.sleep(pause)
