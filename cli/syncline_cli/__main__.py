@@ -12,10 +12,10 @@ import typer
 
 from syncline import __version__
 from syncline.errors import DiskFull, Rejected, SynclineError
-from syncline.logs import set_up_logs
 from syncline_cli import follow, history, keep, publish, verify
 from syncline_cli.demo.command import demo
 from syncline_cli.output import EXIT_FAULT, Output, exit_code
+from syncline_cli.voice import speak_plainly
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,7 +44,7 @@ def version() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the console script: runs a command and exits with a documented code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    set_up_logs(level="warning")
+    speak_plainly()
     output = Output(as_json="--json" in given)
     try:
         app(args=given, prog_name="syncline", standalone_mode=True)

@@ -1,4 +1,4 @@
-"""`syncline log`, `show` and `diff`: what is in a run, read from manifests alone (no weight bytes are fetched)."""
+"""`syncline log`, `show` and `diff`: what is in a run, read from manifests alone; only `show --tensors` fetches a delta."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from syncline_cli.context import (
     opened_run,
 )
 from syncline_cli.output import age, size
+from syncline_cli.tensors import tensors_of
 
 
 def log(
@@ -81,9 +82,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
         "-" if entry["parent"] is None else str(entry["parent"]),
         "-" if entry["step"] is None else str(entry["step"]),
         entry["kind"] + mark + (" BAD" if entry["vetoed"] else ""),
-        f"{100 * entry['changed_ratio']:.3g} %",
-        size(entry["payload_bytes"]),
-        "-" if entry["bits_per_change"] is None else f"{entry['bits_per_change']:.2f}",
+        *(in_words(entry)[name] for name in ("changed_ratio", "payload_bytes", "bits_per_change")),
         age(entry["age_seconds"]),
         ", ".join(entry["served_by"]),
     ]
@@ -94,6 +93,12 @@ def show(
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
+    tensors: Annotated[
+        bool,
+        typer.Option(
+            "--tensors", help="Also each tensor, and what the version's delta holds of it; fetches the delta."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show one version's manifest: lineage, chunks, digests, statistics, tensors."""
@@ -102,11 +107,18 @@ def show(
     table = at.reader.table(manifest)
     veto = at.reader.vetoes().get(version)
     reason = None if veto is None else veto.reason
-    at.output.result(
-        manifest.model_dump(mode="json")
-        | {"identity": manifest.identity(), "summary": summary(manifest), "marked_bad": reason}
-    )
-    facts = summary(manifest) | {
+    document = manifest.model_dump(mode="json") | {
+        "identity": manifest.identity(),
+        "summary": summary(manifest),
+        "marked_bad": reason,
+    }
+    listed: list[dict[str, Any]] = []
+    if tensors:
+        with at.output.transfer(f"version {version}") as progress:
+            listed = tensors_of(at.reader, manifest, progress=progress)
+        document["tensor_list"] = listed
+    at.output.result(document)
+    facts = in_words(summary(manifest)) | {
         "lineage": manifest.lineage,
         "epoch": manifest.epoch,
         "digest": manifest.digest,
@@ -122,6 +134,22 @@ def show(
     if reason is not None:
         facts["marked bad"] = reason
     at.output.table(["field", "value"], [[k, "-" if v is None else str(v)] for k, v in facts.items()])
+    at.output.table(
+        ["tensor", "dtype", "shape", "changed", "delta", "codecs", "also named"], [_cells(t) for t in listed]
+    )
+
+
+def _cells(tensor: dict[str, Any]) -> list[str]:
+    known = tensor["codecs"] is not None
+    return [
+        tensor["name"],
+        tensor["dtype"],
+        "x".join(map(str, tensor["shape"])) or "scalar",
+        f"{tensor['changed_units']:,}" if known else "-",
+        size(tensor["delta_bytes"]) if known else "-",
+        (", ".join(tensor["codecs"]) or "same") if known else "-",
+        ", ".join(tensor["aliases"]),
+    ]
 
 
 def diff(
@@ -176,6 +204,16 @@ def summary(manifest: VersionManifest) -> dict[str, Any]:
         if s.changed_units and manifest.base is not None
         else None,
         "nonfinite": s.nonfinite,
+    }
+
+
+def in_words(facts: dict[str, Any]) -> dict[str, Any]:
+    """A summary's figures with the digits that a person reads; the exact ones are for `--json`."""
+    bits = facts["bits_per_change"]
+    return facts | {
+        "changed_ratio": f"{100 * facts['changed_ratio']:.3g} %",
+        "payload_bytes": size(facts["payload_bytes"]),
+        "bits_per_change": "-" if bits is None else f"{bits:.2f}",
     }
 
 

@@ -52,8 +52,14 @@ def materialize(
         made = checkpoint.materialize(at.reader, version, folder, executor=pool, vetoed=vetoes, progress=progress)
     marker = made.marker
     digest = marker.digest if marker is not None else ""
-    at.output.result({"folder": str(folder), "version": version, "digest": digest, "bytes": made.table.size_bytes})
+    tied = {spec.name: spec.aliases for spec in made.table.tensors if spec.aliases}
+    at.output.result(
+        {"folder": str(folder), "version": version, "digest": digest, "bytes": made.table.size_bytes, "tied": tied}
+    )
     at.output.line(f"{folder}  version {version}  {size(made.table.size_bytes)}  digest {digest}")
+    for owner, aliases in tied.items():
+        verb = "is" if len(aliases) == 1 else "are"
+        at.output.line(f"{', '.join(aliases)} {verb} tied to {owner}: written once, under that name")
 
 
 def mark_bad(

@@ -67,7 +67,7 @@ class Output:
     def line(self, text: str) -> None:
         """A line for people."""
         if not self.as_json:
-            self.out.print(Text(_printable(text)), soft_wrap=True)
+            self.out.print(Text(printable(text)), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
         """A table for people; the last column takes the rest of the line. Nothing for no rows."""
@@ -79,7 +79,7 @@ class Output:
             last = at == len(columns) - 1
             table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=not last)
         for row in rows:
-            table.add_row(*(Text(_printable(cell)) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         natural = sum(max(len(name), *(len(row[at]) for row in rows)) + 2 for at, name in enumerate(columns[:-1]))
         # The terminal wraps the lines of a table that is too wide for it: uglier than cells cut short, but nothing is lost.
         width = max(self.out.width, natural + LAST_COLUMN_LEAST)
@@ -87,13 +87,13 @@ class Output:
 
     def note(self, text: str) -> None:
         """A remark on standard error."""
-        self.err.print(Text(_printable(text)))
+        self.err.print(Text(printable(text)))
 
     def error(self, error: BaseException, advice: str = "") -> None:
         """What went wrong, as one line; with `--json` also as the JSON document."""
         text = f"{error}; {advice}" if advice else str(error)
         self.result({"error": {"type": type(error).__name__, "message": text}})
-        self.err.print(Text(_printable(f"error: {text}"), style="red"))
+        self.err.print(Text(printable(f"error: {text}"), style="red"))
 
     @contextmanager
     def transfer(self, what: str) -> Iterator[Callable[[str, int, int], None]]:
@@ -127,7 +127,7 @@ class Output:
         )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Text of a stranger (labels, reasons, names) without what would steer a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " "))
 

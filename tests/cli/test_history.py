@@ -137,6 +137,47 @@ def test_show_tells_everything_about_a_version(syncline: Call, run: Any) -> None
     assert "marked bad" not in out
 
 
+def test_show_lists_tensors_and_what_the_delta_holds_of_each(syncline: Call, run: Any) -> None:
+    listed = syncline("show", 2, *run.options, "--tensors", "--json").document["tensor_list"]
+    assert [("embed.weight", "BF16", [64, 48]), ("layers.0.o_proj.weight", "BF16", [40, 64])] == [
+        (t["name"], t["dtype"], t["shape"]) for t in listed[:2]
+    ]
+    assert [5, 5, 5] == [t["changed_units"] for t in listed]
+    held = run.chunk_of(2).stat().st_size
+    assert 0 < sum(t["delta_bytes"] for t in listed) < held
+    assert set(run.reader.manifest(2).statistics.codecs) == {c for t in listed for c in t["codecs"]}
+    lines = syncline("show", 2, *run.options, "--tensors").out.splitlines()
+    assert ["tensor", "dtype", "shape", "changed", "delta", "codecs", "also", "named"] == lines[-4].split()
+    assert ["embed.weight", "BF16", "64x48", "5"] == lines[-3].split()[:4]
+    whole = syncline("show", 1, *run.options, "--tensors").out.splitlines()
+    assert ["embed.weight", "BF16", "64x48", "-", "-", "-"] == whole[-3].split()
+    assert "tensor_list" not in syncline("show", 2, *run.options, "--json").document
+
+
+def test_tied_names_are_shown_with_the_tensor_that_they_share(syncline: Call, tmp_path: Path, trainer: Any) -> None:
+    trainer.weights = {"model.embed_tokens.weight": trainer.weights["embed.weight"], **trainer.weights}
+    trainer.weights["lm_head.weight"] = trainer.weights["model.embed_tokens.weight"]
+    folder = trainer.write()
+    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
+    options = ("--store", tmp_path / "store", "--run", "tied")
+    assert 0 == syncline("publish", folder, *options).code
+    (row,) = [r for r in syncline("show", 1, *options, "--tensors").out.splitlines() if "lm_head" in r]
+    assert ["model.embed_tokens.weight", "lm_head.weight"] == [row.split()[0], row.split()[-1]]
+    made = syncline("materialize", tmp_path / "out", *options)
+    assert "lm_head.weight is tied to model.embed_tokens.weight: written once, under that name\n" in made.out
+    document = syncline("materialize", tmp_path / "out", *options, "--json").document
+    assert {"model.embed_tokens.weight": ["lm_head.weight"]} == document["tied"]
+
+
+def test_figures_for_people_have_few_digits_and_those_for_machines_all(syncline: Call, run: Any) -> None:
+    exact = syncline("show", 2, *run.options, "--json").document["summary"]
+    lines = syncline("show", 2, *run.options).out.splitlines()
+    rows = dict(line.rstrip().split(maxsplit=1) for line in lines)
+    assert f"{exact['bits_per_change']:.2f}" == rows["bits_per_change"]
+    assert f"{100 * exact['changed_ratio']:.3g} %" == rows["changed_ratio"]
+    assert len(str(exact["changed_ratio"])) > 8
+
+
 def test_show_says_why_a_version_is_marked_bad(syncline: Call, run: Any) -> None:
     syncline("mark-bad", 3, *run.options, "--reason", "reward\x1b[2J fell")
     assert "reward\x1b[2J fell" == syncline("show", 3, *run.options, "--json").document["marked_bad"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from typer.main import get_command
 
 from syncline import errors
@@ -24,6 +25,7 @@ from syncline.store.retrying import RetryPolicy
 from syncline_cli import __main__, context, history
 from syncline_cli.__main__ import app
 from syncline_cli.output import EXIT_CODES, EXIT_DIFFERENT, EXIT_FAULT, exit_code
+from syncline_cli.voice import speak_plainly
 
 Call = Callable[..., Any]
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -169,6 +171,22 @@ def test_a_store_of_no_known_kind_is_refused(syncline: Call) -> None:
     assert "known are file, s3" in ended.err
 
 
+def test_a_fault_in_the_librarys_log_keeps_its_traceback_and_steers_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    speak_plainly()
+    log = structlog.get_logger().bind(run="demo", view="main")
+    log.info("nobody asked")
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("tick broke", machine="a\x1b[2J", error="why")
+    structlog.reset_defaults()
+    told, *trace = capsys.readouterr().err.splitlines()
+    assert "error: tick broke (machine a\N{REPLACEMENT CHARACTER}[2J): why" == told
+    assert "ValueError: odd" == trace[-1]
+
+
 # --- the page
 
 
@@ -212,7 +230,9 @@ def test_a_process_prints_one_document_and_keeps_its_logs_off_standard_output(ru
     out, err = process.communicate(timeout=100)
     assert (0, 1) == (process.returncode, out.count("\n"))
     assert run.reader.manifest(5).digest == json.loads(out)["digest"]
-    assert "avoided a step" in err
+    told = [line for line in err.splitlines() if line.startswith("warning: avoided a step (step anchor, version 3")]
+    assert 1 == len(told)
+    assert "model.safetensors: not the bytes of anchor 3" in told[0]
 
 
 def test_ctrl_c_ends_a_follower_with_130_and_leaves_its_folder_whole(run: Any, tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""The library's log, as a person at a terminal reads it: one line of plain words on standard error, no time, no level to learn.
+
+Only the command line speaks so; services log for machines (`syncline.logs`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from structlog.types import EventDict, WrappedLogger
+
+from syncline_cli.output import printable
+
+KNOWN = ("run", "view", "component", "phase")
+"""What whoever typed the command knows already."""
+REASONS = ("error", "reason")
+
+
+def speak_plainly() -> None:
+    """Configure structlog for this process: warnings and worse, in plain words."""
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, plain_words],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: _StandardError(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def plain_words(_logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """An event as a line: what happened, what it is about, and why."""
+    what = str(event.pop("event"))
+    reason = next((str(event.pop(name)) for name in REASONS if name in event), "")
+    trace = event.pop("exception", "")
+    about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in event.items() if name not in KNOWN)
+    line = f"{method}: {what}" + (f" ({about})" if about else "") + (f": {reason}" if reason else "")
+    return printable(line) + (f"\n{trace}" if trace else "")
+
+
+class _StandardError:
+    """Looks the stream up for each line: a progress bar puts its own in place while it shows."""
+
+    def msg(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+    warning = error = critical = exception = msg
