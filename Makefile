@@ -54,7 +54,7 @@ lint: venv  ## ruff, pyright, import-linter: each runs, whatever the others foun
 	$(BIN)/ruff check --quiet $(CHECKED) || red=1; \
 	$(BIN)/ruff format --quiet --check $(CHECKED) || red=1; \
 	$(BIN)/pyright --pythonpath $(BIN)/python || red=1; \
-	$(BIN)/lint-imports --no-cache || red=1; \
+	contracts=$$($(BIN)/lint-imports --no-cache --no-logo) || { red=1; echo "$$contracts"; }; \
 	exit $$red
 
 format: venv  ## let ruff write the code's form
