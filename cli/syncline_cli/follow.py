@@ -6,11 +6,14 @@ that is down and a way that has a hole; only a run name that was used again ends
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import structlog
 import typer
 
 from syncline.chain import marked_bad
@@ -18,18 +21,21 @@ from syncline.checkpoint import materialize
 from syncline.clock import Clock, SystemClock
 from syncline.errors import ChainBroken, Corrupt, LineageChanged, NotFound, Retryable
 from syncline.wire.records import VetoRecord
+from syncline_agent.doorbell import Doorbell
+from syncline_agent.driving import Driven
 from syncline_cli.context import (
     JsonOption,
     Opened,
     RunOption,
     StoreOption,
     ViewOption,
+    checked_url,
     newest_good,
     opened,
     whats_there,
 )
 from syncline_cli.history import summary
-from syncline_cli.output import size
+from syncline_cli.output import Output, size
 
 VETOES_EVERY_S = 10.0
 """Head is asked for each poll, vetoes only so often: an idle follower costs a store one request a poll."""
@@ -43,14 +49,25 @@ def follow(
     run: RunOption,
     view: ViewOption = "main",
     poll: Annotated[float, typer.Option("--poll", min=0.05, help="Seconds between looks at head.")] = 1.0,
+    distributor: Annotated[
+        str | None,
+        typer.Option(
+            "--distributor",
+            envvar="SYNCLINE_DISTRIBUTOR",
+            help="Where the distributor answers, http://host:port: tells of a version at once.",
+        ),
+    ] = None,
     until: Annotated[int | None, typer.Option("--until", min=1, help="Stop once this version is held.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a servable safetensors folder on the newest version; one line, or one JSON document, a version."""
     at = opened(store, run, view, as_json)
     clock = SystemClock()
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, ExitStack() as parts:
         follower = _Follower(at, folder, clock, pool)
+        wait = clock.sleep
+        if distributor is not None:
+            wait = parts.enter_context(_listening(checked_url(distributor, "--distributor"), follower, at.output))
         said, failures = "", 0
         while True:
             try:
@@ -65,7 +82,34 @@ def follow(
             said = remark
             if until is not None and follower.held >= until:
                 return
-            clock.sleep(poll if failures == 0 else max(poll, min(LONGEST_PAUSE_S, poll * 2.0 ** min(failures, 16))))
+            wait(poll if failures == 0 else max(poll, min(LONGEST_PAUSE_S, poll * 2.0 ** min(failures, 16))))
+
+
+@contextmanager
+def _listening(url: str, follower: _Follower, output: Output) -> Iterator[Callable[[float], None]]:
+    """A wait that ends early when the distributor tells of a version that was not known here."""
+    rung = threading.Event()
+    doorbell = Doorbell(url, lambda: follower.head, rung.set)
+    silent = False
+
+    def tick() -> float:
+        nonlocal silent
+        pause = doorbell.tick()
+        if pause > 0 and not silent:
+            output.note(f"no distributor answers at {url}; looking at the store by itself meanwhile")
+        silent = pause > 0
+        return pause
+
+    def wait(seconds: float) -> None:
+        rung.wait(seconds)
+        rung.clear()
+
+    machine = Driven("doorbell", tick, structlog.get_logger())
+    machine.start()
+    try:
+        yield wait
+    finally:
+        machine.stop(0.0)  # in the middle of a long poll, which nobody needs to the end
 
 
 class _Follower:
@@ -73,6 +117,8 @@ class _Follower:
 
     def __init__(self, at: Opened, folder: Path, clock: Clock, pool: ThreadPoolExecutor) -> None:
         self.held = 0
+        self.head = 0
+        """The newest version seen, held or not."""
         self.remark = ""
         """Why it does not hold head; empty when it does."""
         self._at = at
@@ -81,7 +127,6 @@ class _Follower:
         self._pool = pool
         self._vetoes: Mapping[int, VetoRecord] = {}
         self._vetoes_at: float | None = None
-        self._head = 0
         self._instead = ""
         """What the store holds, while it does not hold the run."""
 
@@ -99,8 +144,8 @@ class _Follower:
             return
         self.remark = ""
         now = self._clock.monotonic()
-        if self._vetoes_at is None or head.version != self._head or now - self._vetoes_at >= VETOES_EVERY_S:
-            self._vetoes, self._vetoes_at, self._head = reader.vetoes(), now, head.version
+        if self._vetoes_at is None or head.version != self.head or now - self._vetoes_at >= VETOES_EVERY_S:
+            self._vetoes, self._vetoes_at, self.head = reader.vetoes(), now, head.version
         target = head.version
         if target in self._vetoes:
             target = newest_good(reader, target, self._vetoes)
@@ -116,7 +161,10 @@ class _Follower:
             )
         self.held = target
         seconds = round(self._clock.monotonic() - began, 3)
-        facts = summary(self._at.reader.manifest(target)) | {"seconds": seconds, "folder": str(self._folder)}
+        facts = summary(self._at.reader.manifest(target), self._at.reader) | {
+            "seconds": seconds,
+            "folder": str(self._folder),
+        }
         output.result(facts)
         step = "-" if facts["step"] is None else facts["step"]
         output.line(f"{self._folder}  version {target}  step {step}  {size(facts['payload_bytes'])}  {seconds} s")

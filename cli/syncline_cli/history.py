@@ -9,7 +9,7 @@ import typer
 
 from syncline.chain import ChainReader
 from syncline.clock import SystemClock
-from syncline.errors import Corrupt, FormatInvalid, LinkMissing, NotFound, StoreMisused
+from syncline.errors import ChainBroken, Corrupt, FormatInvalid, LinkMissing, NotFound, StoreMisused
 from syncline.wire.limits import RECORD_MAX_BYTES
 from syncline.wire.records import ConsumerRecord, VersionManifest
 from syncline_cli.context import (
@@ -48,7 +48,7 @@ def log(
             at.output.note(f"version {version} cannot be read: {error}")
             entries.append({"version": version, "kind": "unreadable", "error": str(error)})
             continue
-        entry = summary(manifest)
+        entry = summary(manifest, at.reader)
         entry["anchor"] = version in anchors
         entry["vetoed"] = version in vetoes
         entry["age_seconds"] = round(now - manifest.created_ms / 1000, 1)
@@ -109,7 +109,7 @@ def show(
     reason = None if veto is None else veto.reason
     document = manifest.model_dump(mode="json") | {
         "identity": manifest.identity(),
-        "summary": summary(manifest),
+        "summary": summary(manifest, at.reader),
         "marked_bad": reason,
     }
     listed: list[dict[str, Any]] = []
@@ -118,7 +118,7 @@ def show(
             listed = tensors_of(at.reader, manifest, progress=progress)
         document["tensor_list"] = listed
     at.output.result(document)
-    facts = in_words(summary(manifest)) | {
+    facts = in_words(summary(manifest, at.reader)) | {
         "lineage": manifest.lineage,
         "epoch": manifest.epoch,
         "digest": manifest.digest,
@@ -182,21 +182,15 @@ def _tensors(reader: ChainReader, manifest: VersionManifest) -> dict[str, tuple[
     return {s.name: (s.dtype, s.shape, digest) for s, digest in zip(specs, manifest.digests(), strict=True)}
 
 
-def summary(manifest: VersionManifest) -> dict[str, Any]:
+def summary(manifest: VersionManifest, reader: ChainReader) -> dict[str, Any]:
     """A version in a line."""
     s = manifest.statistics
-    if manifest.base is None:
-        kind = "anchor-only"
-    elif not manifest.chunks:
-        kind = "empty"
-    else:
-        kind = "fork" if manifest.parent != manifest.base else "delta"
     return {
         "version": manifest.version,
         "parent": manifest.parent,
         "base": manifest.base,
         "step": manifest.step,
-        "kind": kind,
+        "kind": _kind(manifest, reader),
         "changed_ratio": s.changed_units / s.units if s.units else 0.0,
         "changed_units": s.changed_units,
         "payload_bytes": s.payload_bytes if manifest.base is not None else s.full_bytes,
@@ -205,6 +199,19 @@ def summary(manifest: VersionManifest) -> dict[str, Any]:
         else None,
         "nonfinite": s.nonfinite,
     }
+
+
+def _kind(manifest: VersionManifest, reader: ChainReader) -> str:
+    """What a version is: all weights, changes, or none (a writer that took its epoch, or weights that did not change)."""
+    if manifest.base is None:
+        return "anchor-only"
+    if manifest.chunks:
+        return "fork" if manifest.parent != manifest.base else "delta"
+    try:
+        before = reader.manifest(manifest.base)
+    except (ChainBroken, Corrupt):
+        return "empty"  # nobody can tell any more
+    return "epoch" if manifest.epoch > before.epoch else "empty"
 
 
 def in_words(facts: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,10 @@ def publish(
                 published = publisher.publish(source, step=step, parent=parent, labels=labels)
         finally:
             publisher.close()
-    facts = summary(published.manifest) | {"digest": published.manifest.digest, "seconds": dict(published.seconds)}
+    facts = summary(published.manifest, publisher.reader) | {
+        "digest": published.manifest.digest,
+        "seconds": dict(published.seconds),
+    }
     at.output.result(facts)
     bits = "" if facts["bits_per_change"] is None else f", {facts['bits_per_change']:.2f} bits a change"
     at.output.line(

@@ -1,4 +1,4 @@
-"""`publish` of what is no checkpoint: refused with what was found and what to pass, and nothing is written."""
+"""What `publish` leaves in the log, and `publish` of what is no checkpoint: refused with what was found and what to pass."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def test_a_checkpoint_that_is_still_being_written_exits_3(syncline: Call, tmp_pa
     ended = syncline("publish", tmp_path / "checkpoint-1", "--store", tmp_path / "store", "--run", "new")
     assert 3 == ended.code
     assert "holds no .safetensors file yet" in ended.err
+
+
+def test_a_writers_epoch_is_told_from_weights_that_did_not_change(syncline: Call, trainer: Any, tmp_path: Path) -> None:
+    options = ("--store", tmp_path / "store", "--run", "new", "--json")
+    same = trainer.step()
+    for folder in (same, same, trainer.step()):
+        assert 0 == syncline("publish", folder, *options).code
+    kinds = [entry["kind"] for entry in syncline("log", *options).document]
+    assert ["delta", "epoch", "empty", "epoch", "anchor-only"] == kinds
+    assert "epoch" == syncline("show", 2, *options).document["summary"]["kind"]
