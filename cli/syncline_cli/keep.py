@@ -97,7 +97,10 @@ def gc(
         float, typer.Option("--lease-period", min=1.0, help="Seconds; nothing younger is deleted.")
     ] = 300.0,
     nobody_writes: Annotated[
-        bool, typer.Option("--nobody-writes", help="No writer is at work: allows --delete a lease period under 60 s.")
+        bool,
+        typer.Option(
+            "--nobody-writes", help="No writer is at work or asleep: also takes what a publish on its way may name."
+        ),
     ] = False,
     keep_versions: Annotated[
         int, typer.Option("--keep-versions", min=0, help="Newest versions that stay in any case.")
@@ -113,7 +116,7 @@ def gc(
         )
     at = opened_run(store, run, view, as_json, patience=WORKING)
     clock = SystemClock()
-    settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions)
+    settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions, nobody_writes=nobody_writes)
     sweeper = Sweeper(at.store, at.reader, settings, Metrics())
     survey = sweeper.survey()
     if survey.blocked is not None:
@@ -132,6 +135,11 @@ def gc(
             raise StoreMisused(f"nothing was deleted in {run}/{view}: {swept.blocked}")
         document |= {"deleted": swept.deleted, "deleted_bytes": swept.deleted_bytes}
         at.output.line(f"deleted {swept.deleted} objects, {size(swept.deleted_bytes)}")
+        if swept.held:
+            at.output.note(
+                f"{swept.held} objects wait for the next version: a publish on its way may name them; "
+                "where nobody writes any more, say --nobody-writes"
+            )
     elif objects:
         at.output.line("dry run: nothing was deleted; say --delete")
     at.output.result(document)

@@ -26,6 +26,7 @@ from syncline.clock import Clock
 from syncline.errors import NotFound, Rejected
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
+from syncline.store.keys import ViewKeys
 from syncline.store.open import open_store
 from syncline.store.probe import probe
 from syncline_distributor.bases import DiskBase
@@ -139,7 +140,7 @@ def _keep(keeper: Keeper) -> float:
 
 
 def _probed(store: WeightStore, settings: ServiceSettings, rng: random.Random, metrics: Metrics) -> bool:
-    result = probe(store, f"{settings.run}/{settings.view}/probe", rng)
+    result = probe(store, ViewKeys(settings.run, settings.view).probe, rng)
     metrics.conditional_writes.set(result.several_writers)
     if not result.several_writers:
         log.warning("single-writer mode: this store cannot fence a second writer", detail=result.detail, phase="start")

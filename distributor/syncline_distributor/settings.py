@@ -80,6 +80,8 @@ class RetentionSettings:
     """Newest anchors that stay though nobody needs them: the newest may turn out bad."""
     keep_versions: int = 0
     """Newest versions that stay whatever the consumers say (for `log`, `diff` and going back)."""
+    nobody_writes: bool = False
+    """No writer is at work or asleep: what no manifest names is deleted without waiting for the next version."""
     max_ttl_s: float = 3600.0
     """A heartbeat or lease counts as fresh for at most this long, whatever it claims."""
     forget_after_s: float = 86400.0

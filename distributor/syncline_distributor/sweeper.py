@@ -1,33 +1,42 @@
 """Deleting what nobody needs: mark, wait one lease period, look again, delete (DESIGN section 4).
 
-Listing comes before reading the manifests, so an object whose manifest was committed meanwhile is seen to be needed.
 Nothing younger than a lease period is marked, crashed attempts' orphans included, and marks live in memory: a restart
-only delays. The files of one anchor attempt are as young as the youngest of them, so an upload in progress is not
-taken from the back. Manifests go before what they name, so a crash leaves orphans, which the next sweep takes, and
-never a manifest whose chunks are gone. An anchor counts as one only while its manifest can be read and all its files
-are there: whoever starts from it must be able to.
+only delays. Manifests go before what they name, so a crash leaves orphans, which a later sweep takes, and never a
+manifest whose chunks are gone. An anchor counts as one only while its manifest can be read and all its files are there,
+a skip delta while its chunks are: whoever starts from one must be able to.
+
+No clock makes a delete safe: this process may stand still between its last look and the delete, and a writer between
+its upload and its commit. What a writer may still name is therefore fenced by version numbers. An attempt knows head
+when it begins, so a chunk that lies in the store while head is h can be named by no version above h + 1; and its nonce
+keeps it from being named by another attempt. So a chunk that no manifest names is deleted only after a version was
+committed since it was marked: that version took the slot, and the attempt is dead whenever its writer wakes up. Files
+of an anchor below a number above head wait for that version in the same way. Tensor tables have no nonce and any later
+version may name them again: they are never deleted (a run has few, and each is small).
+
+Readers and the keeper need no fence, only time. A reader that meets a hole plans again; an anchor or skip delta whose
+files were taken while it was being written counts as none, is collected, and is written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from syncline.chain import ChainReader
-from syncline.errors import ChainBroken, Corrupt, LineageChanged
+from syncline.errors import ChainBroken, Corrupt, LineageChanged, NotFound, StoreMisused
 from syncline.metrics import Metrics
 from syncline.store.base import ObjectInfo, WeightStore
-from syncline.store.keys import ViewKeys
-from syncline.wire.records import AnchorBody
-from syncline_distributor.consumers import Readers, read_readers
+from syncline.wire.records import AnchorBody, SkipManifest
+from syncline_distributor.consumers import Readers, read_readers, store_now
+from syncline_distributor.listing import Kind, Listing, anchor_files, skip_keys, version_keys
 from syncline_distributor.retention import ChainMap, Kept, keep, walk_down
 from syncline_distributor.settings import RetentionSettings
 
 log = structlog.get_logger()
-_MANIFEST, _FILE, _CHUNK = range(3)
-"""The order in which kinds of objects are deleted."""
+TABLE_BEGINS = b"{"
+"""First byte of a tensor table; a chunk begins with its magic."""
 LOOK_EVERY = 64
 """Objects deleted before it is looked again at what was committed meanwhile."""
 JOINERS_CHOICE = 2
@@ -43,6 +52,8 @@ class Survey:
     readers: Readers
     unneeded: Mapping[str, ObjectInfo]
     """Old enough and needed by nobody, in the order of deletion."""
+    orphans: frozenset[str]
+    """Those among them that no manifest names: a publish on its way may be about to."""
     kept_bytes: int
     blocked: str | None
     """Why nothing may be deleted now."""
@@ -53,8 +64,37 @@ class Swept:
     """What one sweep did."""
 
     marked: int
+    held: int
+    """Marked for long enough, but a publish that is on its way may still name them."""
     deleted: int
     deleted_bytes: int
+    blocked: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """When the first sweep found an object unneeded."""
+
+    at: float
+    """By the store's clock."""
+    head: int
+    """Newest version after that sweep had listed the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What manifests say."""
+
+    chain: ChainMap
+    anchors: Mapping[int, AnchorBody]
+    """Of anchors that are whole."""
+    skips: Mapping[tuple[int, int], SkipManifest]
+    """Those that can be used."""
+    named: frozenset[str]
+    """By any manifest that is there."""
+    newborn: frozenset[str]
+    """By anchors that were committed after the listing."""
+    tables: frozenset[str]
     blocked: str | None
 
 
@@ -66,8 +106,7 @@ class Sweeper:
     reader: ChainReader
     settings: RetentionSettings
     metrics: Metrics
-    _marks: dict[str, float] = field(default_factory=dict[str, float], init=False)
-    """Key -> store's time of the first sweep that found it unneeded."""
+    _marks: dict[str, _Mark] = field(default_factory=dict[str, _Mark], init=False)
     _joining: dict[str, int] = field(default_factory=dict[str, int], init=False)
     """Record of a joiner -> the oldest anchor that it may have chosen: what "now" meant when it was first seen."""
 
@@ -75,8 +114,9 @@ class Sweeper:
         """Look, decide, change nothing (but the clock object)."""
         keys = self.reader.keys
         lineage = self.reader.run_record().lineage
-        listed = _List(self.store, keys)
-        chain, named, blocked = self._chain(listed)
+        listed = Listing(self.store, keys)
+        found = self._read(listed)
+        chain, blocked = found.chain, found.blocked
         readers = read_readers(self.store, keys, lineage)
         needs = readers.needs(self.settings.max_ttl_s)
         if needs is None:
@@ -90,47 +130,79 @@ class Sweeper:
             keep_anchors=self.settings.keep_anchors,
             keep_versions=self.settings.keep_versions,
         )
-        needed = named | _needed(self.reader, kept)
-        unneeded = {
-            info.key: info
-            for info, modified in listed.collectable()
-            if info.key not in needed and readers.store_now - modified > self.settings.lease_period_s
-        }
-        kept_bytes = sum(info.size for info, _ in listed.collectable() if info.key not in unneeded)
-        return Survey(chain, kept, readers, unneeded, kept_bytes, blocked)
+        needed = found.newborn | self._needed(kept, found)
+        unneeded: dict[str, ObjectInfo] = {}
+        orphans: set[str] = set()
+        kept_bytes = 0
+        for kind, info, modified in listed.collectable():
+            old = readers.store_now - modified > self.settings.lease_period_s
+            if not old or info.key in needed or self._awaited(kind, info.key, listed, chain):
+                kept_bytes += info.size
+                continue
+            unneeded[info.key] = info
+            if kind is Kind.CHUNK and info.key not in found.named:
+                orphans.add(info.key)
+        return Survey(chain, kept, readers, unneeded, frozenset(orphans), kept_bytes, blocked)
 
     def sweep(self) -> Swept:
-        """Mark what is unneeded now; delete what was marked a lease period ago and still is."""
+        """Mark what is unneeded now; delete what was marked a lease period ago, still is, and can be named by
+        nobody."""
         survey = self.survey()
-        now = survey.readers.store_now
-        self._marks = {key: self._marks.get(key, now) for key in survey.unneeded}
+        now, head = survey.readers.store_now, survey.chain.head or 0
+        self._marks = {key: self._marks.get(key, _Mark(now, head)) for key in survey.unneeded}
         names = (self.reader.keys.run, self.reader.keys.view)
         self.metrics.retained_bytes.labels(*names).set(survey.kept_bytes)
         if survey.blocked is not None:
             log.warning("nothing is deleted", reason=survey.blocked, run=names[0], view=names[1], phase="sweep")
-            return Swept(len(self._marks), 0, 0, survey.blocked)
-        marked = [i for key, i in survey.unneeded.items() if now - self._marks[key] >= self.settings.lease_period_s]
-        due: list[ObjectInfo] = []
-        for at in range(0, len(marked), LOOK_EVERY):
-            named = self._named_since(survey.chain.head or 0)
-            for info in marked[at : at + LOOK_EVERY]:
-                if info.key not in named:
-                    self.store.delete(info.key)
-                    due.append(info)
-                del self._marks[info.key]
+            return Swept(len(self._marks), 0, 0, 0, survey.blocked)
+        ripe = [i for key, i in survey.unneeded.items() if now - self._marks[key].at >= self.settings.lease_period_s]
+        due = [i for i in ripe if i.key not in survey.orphans or self._dead(i.key, head)]
+        deleted = self._delete(due, survey)
         for key in survey.readers.forgotten(self.settings.forget_after_s):
             self.store.delete(key)
-        self.metrics.collected.labels(*names).inc(len(due))
-        if due:
-            log.info(
-                "collected",
-                objects=len(due),
-                bytes=sum(i.size for i in due),
-                run=names[0],
-                view=names[1],
-                phase="sweep",
-            )
-        return Swept(len(self._marks), len(due), sum(i.size for i in due), None)
+        self.metrics.collected.labels(*names).inc(len(deleted))
+        freed = sum(i.size for i in deleted)
+        if deleted:
+            log.info("collected", objects=len(deleted), bytes=freed, run=names[0], view=names[1], phase="sweep")
+        return Swept(len(self._marks), len(ripe) - len(due), len(deleted), freed, None)
+
+    def _delete(self, due: list[ObjectInfo], survey: Survey) -> list[ObjectInfo]:
+        """Delete what no version names that was committed meanwhile. Ends early when this took so long that others have
+        looked, marked and deleted since: what they rely on is not known here."""
+        deleted: list[ObjectInfo] = []
+        for at in range(0, len(due), LOOK_EVERY):
+            named = self._named_since(survey.chain.head or 0)
+            held_up_s = store_now(self.store, self.reader.keys) - survey.readers.store_now
+            if held_up_s > self.settings.lease_period_s:
+                log.warning("held up since the look; looking again before more is deleted", phase="sweep")
+                break
+            for info in due[at : at + LOOK_EVERY]:
+                if info.key not in named:
+                    self.store.delete(info.key)
+                    deleted.append(info)
+                del self._marks[info.key]
+        return deleted
+
+    def _dead(self, key: str, head: int) -> bool:
+        """Whether no writer, however long it slept, can commit a version that names this chunk."""
+        if self.settings.nobody_writes:
+            return True
+        if head <= self._marks[key].head:
+            return False
+        first = bytearray(1)
+        try:
+            self.store.get_range_into(key, 0, first)
+        except (NotFound, StoreMisused):
+            return True  # gone, or empty: no chunk and no table
+        return first != TABLE_BEGINS
+
+    def _awaited(self, kind: Kind, key: str, listed: Listing, chain: ChainMap) -> bool:
+        """Whether the object is of a version that is there or may yet be, though nothing names it."""
+        head = chain.head or 0
+        if kind is Kind.FILE and not self.settings.nobody_writes:
+            return (listed.version_of_file(key) or 0) > head
+        vetoed = listed.version_of_veto(key) if kind is Kind.REST else None
+        return vetoed is not None and (vetoed in chain.bases or vetoed > head)
 
     def _since_they_came(self, needs: list[tuple[str, int | None]], chain: ChainMap) -> list[int | None]:
         """A joiner needs what was newest when it began, however many anchors appear while it downloads one."""
@@ -145,22 +217,41 @@ class Sweeper:
         """What versions name that were committed after the survey: their writer may have slept for long."""
         named: set[str] = set()
         for newer in self.reader.versions(after=version):
-            named |= _version_keys(self.reader, newer)
+            named |= version_keys(self.reader, newer)
         return named
 
-    def _chain(self, listed: _List) -> tuple[ChainMap, set[str], str | None]:
-        """The chain, what anchors name that were committed while it was looked at, and why nothing may be deleted."""
+    def _needed(self, kept: Kept, found: _Found) -> set[str]:
+        """Keys of everything that the kept versions, anchors and skip deltas are made of, and every table."""
+        keys = self.reader.keys
+        needed: set[str] = set() if self.settings.nobody_writes else set(found.tables)
+        for version in kept.versions:
+            needed |= version_keys(self.reader, version)
+        for version in kept.anchors & found.anchors.keys():  # files of a version of its own are among its keys
+            needed |= {keys.anchor(version)} | anchor_files(keys, version, found.anchors[version])
+        for skip in kept.skips:
+            needed |= skip_keys(keys, found.skips[skip])
+        return needed
+
+    def _read(self, listed: Listing) -> _Found:
+        """Every manifest of the view."""
+        keys = self.reader.keys
         blocked: str | None = None
         bases: dict[int, int | None] = {}
+        named: set[str] = set()
+        tables: set[str] = set()
         for version in self.reader.versions():
             try:
-                bases[version] = self.reader.manifest(version).base
+                manifest = self.reader.manifest(version)
             except LineageChanged:
                 raise
             except (ChainBroken, Corrupt) as error:
                 blocked = f"version {version} cannot be read ({error}); repair or remove it by hand"
-        anchors: set[int] = set()
-        named: set[str] = set()
+                continue
+            bases[version] = manifest.base
+            named |= version_keys(self.reader, version)
+            tables.add(keys.chunk(manifest.tensors.blake3))
+        anchors: dict[int, AnchorBody] = {}
+        newborn: set[str] = set()
         for version in self.reader.anchors():
             if version not in bases:
                 continue
@@ -169,86 +260,28 @@ class Sweeper:
             except (ChainBroken, Corrupt) as error:
                 log.error("anchor cannot be read", version=version, error=str(error), phase="sweep")
                 continue
+            named |= anchor_files(keys, version, body)
             if listed.holds(version, body):
-                anchors.add(version)
-            elif not listed.knows(self.reader.keys.anchor(version)):
-                named |= _files(self.reader.keys, version, body)  # committed since the listing
-        skips = frozenset((to, start) for to, starts in self.reader.skip_bases().items() for start in starts)
-        return ChainMap(bases, frozenset(anchors), skips, frozenset(self.reader.vetoes())), named, blocked
+                anchors[version] = body
+            elif not listed.knows(keys.anchor(version)):
+                newborn |= anchor_files(keys, version, body)
+        skips = self._skips(listed)
+        named.update(*(skip_keys(keys, skip) for skip in skips.values()))
+        chain = ChainMap(bases, frozenset(anchors), frozenset(skips), frozenset(self.reader.vetoes()))
+        return _Found(chain, anchors, skips, frozenset(named), frozenset(newborn), frozenset(tables), blocked)
 
-
-@dataclass(slots=True)
-class _List:
-    """Every object of the view that retention may delete, listed before any manifest is read."""
-
-    store: WeightStore
-    keys: ViewKeys
-    _found: list[tuple[int, ObjectInfo]] = field(init=False)
-    _sizes: dict[str, int] = field(init=False)
-    _attempts: dict[str, float] = field(init=False)
-    """Newest modification time of each anchor attempt's files."""
-
-    def __post_init__(self) -> None:
-        found: list[tuple[int, ObjectInfo]] = [(_CHUNK, i) for i in self.store.list_after(self.keys.chunks)]
-        for info in self.store.list_after(self.keys.anchors):
-            own = info.key.endswith("/manifest.json") and info.key.count("/") == self.keys.anchors.count("/") + 1
-            found.append((_MANIFEST if own else _FILE, info))
-        for prefix in (self.keys.skips, self.keys.versions):
-            found += [(_MANIFEST, i) for i in self.store.list_after(prefix)]
-        self._found = sorted(found, key=lambda pair: (pair[0], pair[1].key))
-        self._sizes = {info.key: info.size for _, info in self._found}
-        self._attempts = {}
-        for kind, info in self._found:
-            if kind == _FILE:
-                attempt = self._attempt(info.key)
-                self._attempts[attempt] = max(info.modified, self._attempts.get(attempt, 0.0))
-
-    def _attempt(self, key: str) -> str:
-        """Folder of an anchor attempt: version and nonce."""
-        return "/".join(key.split("/")[: self.keys.anchors.count("/") + 2])
-
-    def knows(self, key: str) -> bool:
-        return key in self._sizes
-
-    def holds(self, version: int, body: AnchorBody) -> bool:
-        """Whether every file of an anchor was there."""
-        return all(self._sizes.get(self.keys.anchor_file(version, body.nonce, f.name)) == f.size for f in body.files)
-
-    def collectable(self) -> Iterable[tuple[ObjectInfo, float]]:
-        """In the order of deletion, each with the time from which its age counts."""
-        for kind, info in self._found:
-            yield info, self._attempts[self._attempt(info.key)] if kind == _FILE else info.modified
-
-
-def _needed(reader: ChainReader, kept: Kept) -> set[str]:
-    """Keys of everything that the kept versions, anchors and skip deltas are made of.
-
-    A skip delta that cannot be read is none: it and its chunks go, if it stays so for a lease period.
-    """
-    keys = reader.keys
-    needed: set[str] = set()
-    for version in kept.versions:
-        needed |= _version_keys(reader, version)
-    for version in kept.anchors:
-        # Read a moment ago; if it cannot be read now, this sweep ends here and the next one sees why.
-        needed |= {keys.anchor(version)} | _files(keys, version, reader.anchor(version).body)
-    for to, start in kept.skips:
-        try:
-            skip = reader.skip(to, start)
-        except (ChainBroken, Corrupt) as error:
-            log.error("skip delta cannot be read", version=to, error=str(error), phase="sweep")
-            continue
-        needed |= {keys.skip(to, start), keys.chunk(skip.tensors.blake3)} | {keys.chunk(c.blake3) for c in skip.chunks}
-    return needed
-
-
-def _version_keys(reader: ChainReader, version: int) -> set[str]:
-    """Everything that a version is made of."""
-    keys, manifest = reader.keys, reader.manifest(version)
-    made_of = {keys.version(version), keys.chunk(manifest.tensors.blake3)}
-    made_of |= {keys.chunk(c.blake3) for c in manifest.chunks}
-    return made_of if manifest.anchor is None else made_of | _files(keys, version, manifest.anchor)
-
-
-def _files(keys: ViewKeys, version: int, body: AnchorBody) -> set[str]:
-    return {keys.anchor_file(version, body.nonce, f.name) for f in body.files}
+    def _skips(self, listed: Listing) -> dict[tuple[int, int], SkipManifest]:
+        """Those that can be used. The others, their chunks included, go if they stay so for a lease period."""
+        skips: dict[tuple[int, int], SkipManifest] = {}
+        for to, starts in self.reader.skip_bases().items():
+            for start in starts:
+                try:
+                    skip = self.reader.skip(to, start)
+                except (ChainBroken, Corrupt) as error:
+                    log.error("skip delta cannot be read", version=to, error=str(error), phase="sweep")
+                    continue
+                if listed.knows(self.reader.keys.skip(to, start)) and not listed.holds_chunks(skip):
+                    log.error("skip delta lacks a chunk", version=to, base=start, phase="sweep")
+                    continue
+                skips[(to, start)] = skip
+        return skips

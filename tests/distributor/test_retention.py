@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from syncline.chain import ChainReader
 from syncline.clock import ManualClock
 from syncline.metrics import Metrics
+from syncline.store.keys import version_of
 from syncline.store.memory import MemoryStore
 from syncline.wire.records import ConsumerRecord, LeaseRecord
+from syncline.wire.tensors import TensorTable
 from syncline_distributor import Publisher
 from syncline_distributor.keeper import Keeper
 from syncline_distributor.retention import ChainMap, keep, needs_of, walk_down
 from syncline_distributor.settings import AnchorSettings, RetentionSettings
 from syncline_distributor.steps import run_steps
 from syncline_distributor.sweeper import Sweeper
+from syncline_distributor.vetoes import mark_bad
 
 Make = Callable[..., Publisher]
 
@@ -84,6 +87,7 @@ def test_the_two_newest_skip_deltas_of_each_kept_anchor_stay() -> None:
 def test_an_empty_run_keeps_nothing_and_a_node_without_versions_needs_what_a_joiner_needs() -> None:
     assert frozenset() == keep(ChainMap({}, frozenset()), [None, 3]).versions
     assert ([None], [3, 2]) == (needs_of(None, None, None), needs_of(3, None, 2))
+    assert ([None, 9], [3, 9]) == (needs_of(None, None, None, 9), needs_of(3, None, None, 9))
 
 
 @st.composite
@@ -114,13 +118,27 @@ def test_no_fresh_readers_path_ever_loses_a_link(
     assert (kept.versions, kept.anchors) == (again.versions, again.anchors)
 
 
+class Slow(ChainReader):
+    """Stands still whenever it has looked what was committed after a version."""
+
+    def __init__(self, store: MemoryStore, run: str, *, clock: ManualClock, seconds: float) -> None:
+        super().__init__(store, run)
+        self._clock, self._seconds = clock, seconds
+
+    def versions(self, *, after: int = 0) -> list[int]:
+        found = super().versions(after=after)
+        if after:
+            self._clock.advance(self._seconds)
+        return found
+
+
 class Swept:
     """A run of ten versions with anchors at 1, 4 and 8, swept with a lease period of 100 s."""
 
     def __init__(
         self, store: MemoryStore, clock: ManualClock, publisher: Publisher, source: Any, keeper: Keeper
     ) -> None:
-        self.store, self.clock = store, clock
+        self.store, self.clock, self.source, self.publisher = store, clock, source, publisher
         self.reader = ChainReader(store, "run")
         self.sweeper = Sweeper(store, self.reader, RetentionSettings(lease_period_s=100, keep_anchors=1), Metrics())
         for _ in range(10):
@@ -141,11 +159,17 @@ class Swept:
     def beat(self) -> None:
         """What consumers do between sweeps."""
 
+    def publish(self) -> None:
+        self.publisher.publish(self.source.step())
+
+    def vetoes(self) -> list[int]:
+        return [version_of(info.key) for info in self.store.list_after("run/main/vetoes/")]
+
     def consumer(self, **fields: Any) -> None:
         record = ConsumerRecord(
             lineage=fields.pop("lineage", self.lineage), cluster="c", namespace="n", pool="p", node="n0", ttl_ms=60_000,
-            applied_digest=None, proven=True, target=None, lag_ms=None, phase="idle", apply_path="delta", error=None,
-            **{"applied": None, "pinned": None, "boot": None, "leaving": False, **fields},
+            applied_digest=None, proven=True, lag_ms=None, phase="idle", apply_path="delta", error=None,
+            **{"applied": None, "pinned": None, "boot": None, "target": None, "leaving": False, **fields},
         )  # fmt: skip
         self.store.put(self.reader.keys.consumer("c", "n", "p", "n0"), record.encode())
 
@@ -198,6 +222,7 @@ def test_nothing_younger_than_a_lease_period_is_even_marked(swept: Swept) -> Non
         ({"applied": 5}, 4),
         ({"applied": 9, "boot": 2}, 1),
         ({"applied": 10, "pinned": 8}, 7),
+        ({"applied": 10, "pinned": 7, "target": 6}, 4),
         ({"applied": 3, "leaving": True}, 10),
         ({"applied": 3, "lineage": "ab" * 16}, 10),
     ],
@@ -236,19 +261,95 @@ def test_a_fresh_record_that_cannot_be_read_stops_all_deletion(swept: Swept) -> 
     assert "cannot be read" in (swept.sweeper.sweep().blocked or "")
 
 
+def leave(swept: Swept, *keys: str, data: bytes = b"left behind") -> list[str]:
+    for key in keys:
+        swept.store.put(key, data)
+    return list(keys)
+
+
+def left(swept: Swept, keys: list[str]) -> list[str]:
+    there = {i.key for i in swept.store.list_after("run/main/")}
+    return [key for key in keys if key in there]
+
+
 def test_orphans_of_crashed_attempts_are_taken_too(swept: Swept) -> None:
     nonce = "0" * 32
-    orphans = [f"run/main/chunks/{'f' * 64}", f"run/main/anchors/000000000010/{nonce}/model.safetensors"]
-    for key in orphans:
-        swept.store.put(key, b"left behind")
+    orphans = leave(swept, f"run/main/chunks/{'f' * 64}", f"run/main/anchors/000000000010/{nonce}/model.safetensors")
     swept.clock.advance(101)
     swept.sweeper.sweep()
-    assert all(swept.store.head(key) for key in orphans)
+    assert orphans == left(swept, orphans)
+    swept.publish()
     swept.clock.advance(101)
     swept.sweeper.sweep()
-    keys = {i.key for i in swept.store.list_after("run/main/")}
-    assert keys.isdisjoint(orphans)
+    assert [] == left(swept, orphans)
     assert [10] == ChainReader(swept.store, "run").anchors()
+
+
+def test_what_the_next_version_may_name_stays_until_that_version_is_there(swept: Swept) -> None:
+    orphans = leave(swept, f"run/main/chunks/{'f' * 64}", f"run/main/anchors/000000000011/{'0' * 32}/model.safetensors")
+    for _ in range(5):
+        swept.clock.advance(101)
+        held = swept.sweeper.sweep().held
+    assert (orphans, 1) == (left(swept, orphans), held)
+    swept.publish()
+    for _ in range(2):
+        swept.clock.advance(101)
+        swept.sweeper.sweep()
+    assert [] == left(swept, orphans)
+
+
+def test_where_nobody_writes_nothing_waits_for_the_next_version(swept: Swept) -> None:
+    swept.sweeper.settings = RetentionSettings(lease_period_s=100, nobody_writes=True)
+    orphans = leave(swept, f"run/main/chunks/{'f' * 64}", f"run/main/anchors/000000000011/{'0' * 32}/model.safetensors")
+    swept.sweep_twice()
+    assert [] == left(swept, orphans)
+
+
+def test_a_tensor_table_is_never_deleted(swept: Swept) -> None:
+    # It has no nonce: any later version may name it, and a delete may come at any time after its look.
+    table = TensorTable(tensors=[])
+    orphan = leave(swept, swept.reader.keys.chunk(table.ref().blake3), data=table.encode())
+    for _ in range(4):
+        swept.publish()
+        swept.clock.advance(101)
+        swept.sweeper.sweep()
+    assert orphan == left(swept, orphan)
+
+
+def test_vetoes_go_with_their_versions(swept: Swept) -> None:
+    for version in (2, 9, 10):
+        mark_bad(swept.reader, version, "the reward collapsed", clock=swept.clock)
+    leave(swept, swept.reader.keys.veto(12), data=b"of a version that is not there yet")
+    swept.sweep_twice()
+    swept.sweep_twice()
+    assert ([7, 8, 9, 10], [9, 10, 12]) == (swept.reader.versions(), sorted(swept.vetoes()))
+
+
+def test_what_a_killed_probe_left_is_taken(swept: Swept) -> None:
+    orphans = leave(swept, f"{swept.reader.keys.probe}{'0' * 16}/race-create-0")
+    swept.sweep_twice()
+    assert [] == left(swept, orphans)
+
+
+def test_a_skip_delta_without_its_chunk_is_none(swept: Swept) -> None:
+    skip = swept.reader.skip(9, 7)
+    swept.store.delete(swept.reader.keys.chunk(skip.chunks[0].blake3))
+    swept.beat = lambda: swept.consumer(applied=7)  # type: ignore[method-assign]
+    swept.sweep_twice()
+    assert 7 == swept.reader.versions()[0]
+    assert {} == swept.reader.skip_bases()
+
+
+def test_a_sweep_that_was_held_up_since_its_look_deletes_nothing_more(swept: Swept) -> None:
+    # Another sweeper may have relied since on what this one is about to take.
+    swept.clock.advance(101)
+    swept.sweeper.sweep()
+    swept.clock.advance(101)
+    swept.sweeper.reader = Slow(swept.store, "run", clock=swept.clock, seconds=101)
+    assert 0 == swept.sweeper.sweep().deleted
+    swept.sweeper.reader = swept.reader
+    assert list(range(1, 11)) == swept.reader.versions()
+    assert 0 < swept.sweeper.sweep().deleted
 
 
 def test_forgotten_heartbeats_are_removed(swept: Swept) -> None:

@@ -34,7 +34,7 @@ def test_a_seed_replays_the_same_run(fleet_of: Callable[[int], Any]) -> None:
 
 def test_the_runs_meet_what_they_are_meant_to_meet(fleet_of: Callable[[int], Any]) -> None:
     """Otherwise the invariants would hold for want of trouble."""
-    fleet = fleet_of(12)
+    fleet = fleet_of(9)
     fleet.run(3000)
     wanted = {"published", "trainer killed", "kept", "collected", "vetoed", "engine killed", "bit flipped"}
     assert wanted <= fleet.counts.keys()

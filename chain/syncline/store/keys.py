@@ -9,6 +9,7 @@
     <run>/<view>/vetoes/<12 digits>.json             marked bad
     <run>/<view>/consumers/<cluster>/<namespace>/<pool>/<node>.json
     <run>/<view>/leases/<id>.json
+    <run>/<view>/probe/…                             throw-away objects of a start-up probe
 
 The store's own prefix stands before all of them.
 """
@@ -141,3 +142,8 @@ class ViewKeys:
     def store_clock(self) -> str:
         """A small object that its owner rewrites to learn what time the store thinks it is."""
         return f"{self.prefix}clock"
+
+    @property
+    def probe(self) -> str:
+        """Where a start-up probe writes what it removes again."""
+        return f"{self.prefix}probe/"
