@@ -10,8 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
-from syncline_agent.status import Status
-
 WAIT_SECONDS = 25.0
 """How long the distributor may hold a request: below what proxies between clusters' nodes cut."""
 ANSWER_MAX_BYTES = 4096
@@ -21,15 +19,16 @@ TROUBLE_SECONDS = 5.0
 class Doorbell:
     """A state machine whose `tick` is one long poll."""
 
-    def __init__(self, url: str, status: Callable[[], Status], ring: Callable[[], None]) -> None:
+    def __init__(self, url: str, known: Callable[[], int | None], ring: Callable[[], None]) -> None:
+        """`known` is the newest version known here."""
         self._url = url.rstrip("/")
-        self._status = status
+        self._known = known
         self._ring = ring
         self._heard = 0
 
     def tick(self) -> float:
         """Wait for a version after the newest one known here; returns the seconds until the next call."""
-        after = max(self._heard, self._status().head or 0)
+        after = max(self._heard, self._known() or 0)
         request = f"{self._url}/head?after={after}&timeout={WAIT_SECONDS:g}"
         try:
             with urllib.request.urlopen(request, timeout=WAIT_SECONDS + 10) as answer:

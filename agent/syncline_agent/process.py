@@ -132,7 +132,7 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         machines.append(Driven("sources", node.source_heads.tick, log))
     bells: list[Driven] = []
     if settings.distributor is not None:
-        bell = Doorbell(settings.distributor, node.reporter.read, machines[0].wake)
+        bell = Doorbell(settings.distributor, lambda: node.reporter.status.head, machines[0].wake)
         bells.append(Driven("doorbell", bell.tick, log))
     app = make_app(
         node.reporter.read,

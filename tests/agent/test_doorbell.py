@@ -16,10 +16,7 @@ import structlog
 from syncline.store.open import open_store
 from syncline_agent.doorbell import TROUBLE_SECONDS, Doorbell
 from syncline_agent.driving import Driven
-from syncline_agent.status import Identity, Status
 from syncline_distributor import Publisher
-
-NODE = Status(Identity("local", "default", "pool", "node"))
 
 
 def free_port() -> int:
@@ -59,7 +56,7 @@ def distributor(tmp_path: Path) -> Iterator[str]:
 
 def test_a_new_version_rings_while_the_poll_waits(publisher: Publisher, distributor: str) -> None:
     rings: list[int] = []
-    bell = Doorbell(distributor, lambda: NODE, lambda: rings.append(1))
+    bell = Doorbell(distributor, lambda: None, lambda: rings.append(1))
     publisher.publish({"w": np.zeros(8, np.uint16)})
     for _ in range(1000):  # until the service listens
         if bell.tick() == 0.0 and rings:
@@ -74,7 +71,7 @@ def test_a_new_version_rings_while_the_poll_waits(publisher: Publisher, distribu
 
 
 def test_a_distributor_that_is_not_there_costs_a_pause() -> None:
-    bell = Doorbell(f"http://127.0.0.1:{free_port()}", lambda: NODE, lambda: pytest.fail("nothing rang"))
+    bell = Doorbell(f"http://127.0.0.1:{free_port()}", lambda: None, lambda: pytest.fail("nothing rang"))
     assert TROUBLE_SECONDS == bell.tick()
 
 
