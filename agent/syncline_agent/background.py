@@ -187,7 +187,7 @@ class NodeCheckpoint:
             return True
 
     def _parsed(self, chain: Chain, step: DeltaStep | SkipStep, maps: Mapping[str, mmap.mmap]) -> Delta:
-        chunks = [(ref.blake3, maps[ref.blake3]) for ref in step.chunks]
+        chunks = [(ref, maps[ref.blake3]) for ref in step.chunks]
         return Delta.parse(chain.reader.table(step.manifest), chain.run.tiling.tiling, chunks)
 
 

@@ -154,12 +154,12 @@ class Audit:
         if isinstance(manifest, VersionManifest) and total(manifest.digests()).hex != digest:
             raise DigestMismatch(f"version {manifest.version}: the tensors' digests do not sum to the view's digest")
         tiling = reader.run_record().tiling.tiling
-        Delta.parse(table, tiling, (self._chunk(ref) for ref in manifest.chunks))
+        Delta.parse(table, tiling, ((ref, self._chunk(ref)) for ref in manifest.chunks))
 
-    def _chunk(self, ref: ChunkRef | ObjectRef) -> tuple[str, bytes]:
+    def _chunk(self, ref: ChunkRef | ObjectRef) -> bytes:
         key = self._reader.keys.chunk(ref.blake3)
         self._saw(key, ref.size)
-        return key, self._reader.chunk(ref)
+        return self._reader.chunk(ref)
 
     def _check_anchor(self, version: int) -> None:
         """The manifest, and that every file is there with its size."""

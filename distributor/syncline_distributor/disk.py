@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 def parse_delta(table: TensorTable, tiling: Tiling, refs: Sequence[ChunkRef], chunks: Spool | ChainReader) -> Delta:
     """One delta from where its chunks are."""
-    return Delta.parse(table, tiling, ((ref.blake3, chunks.chunk(ref)) for ref in refs))
+    return Delta.parse(table, tiling, ((ref, chunks.chunk(ref)) for ref in refs))
 
 
 def tiling_of(reader: ChainReader) -> Tiling:

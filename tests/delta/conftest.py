@@ -78,7 +78,7 @@ class Weights:
         return self.parse(self.encode(old, new, codec=codec))
 
     def parse(self, encoded: Encoded) -> Delta:
-        return Delta.parse(self.table, self.tiling, [(ref.blake3, data) for ref, data in encoded.chunks])
+        return Delta.parse(self.table, self.tiling, encoded.chunks)
 
 
 def every_kind_of_tensor() -> TensorTable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from syncline.delta import CodecChoice, Delta, DeltaEncoder, stage_tensor
 from syncline.errors import Corrupt, FormatInvalid
 from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
 from syncline.wire.limits import CODEC_CONTEXT, CODEC_RAW, CODEC_SPARSE, CODEC_XOR_ZSTD
+from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
 
@@ -67,6 +70,46 @@ REFUSED = [
 def test_a_delta_is_refused_for(what: str, chunks: list[bytes], message: str) -> None:
     with pytest.raises(FormatInvalid, match=message):
         parse(*chunks)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 1), (2, 2), (1, 2)])
+def test_a_chunk_of_other_tensors_than_its_manifest_says_is_refused(first: int, last: int) -> None:
+    data = chunk(section(0, (0, 1)), section(2, (0, 1)))
+    ref = ChunkRef(blake3="0" * 64, size=len(data), first_tensor=0, last_tensor=2)
+    assert [0, 2] == list(Delta.parse(TABLE, TILING, [(ref, data)]).tensors)
+    wrong = ref.model_copy(update={"first_tensor": first, "last_tensor": last})
+    with pytest.raises(FormatInvalid, match=f"holds tensors 0 to 2, its manifest says {first} to {last}"):
+        Delta.parse(TABLE, TILING, [(wrong, data)])
+
+
+def test_a_chunk_of_nothing_is_refused_where_its_manifest_says_what_is_in_it() -> None:
+    ref = ChunkRef(blake3="0" * 64, size=1, first_tensor=0, last_tensor=0)
+    with pytest.raises(FormatInvalid, match="holds no tensor"):
+        Delta.parse(TABLE, TILING, [(ref, chunk())])
+
+
+@pytest.mark.parametrize("sections", ["one long", "many short", "one tensor again and again"])
+def test_a_chunk_becomes_no_more_memory_than_the_table_has_frames_for(sections: str) -> None:
+    # Nine bytes of a directory would be several hundred as objects.
+    many = 50_000
+    match sections:
+        case "one long":
+            hostile = chunk(section(0, *((n, 1) for n in range(many))))
+        case "many short":
+            hostile = chunk(*(section(n, (0, 1)) for n in range(many)))
+        case _:
+            again = chunk(*(section(n, (0, 1)) for n in range(many)))
+            # Tensor numbers are written as differences; byte for byte the same sections, each of tensor 0.
+            hostile = again.replace(bytes([1, CODEC_RAW, 0, 1]), bytes([0, CODEC_RAW, 0, 1]))
+    assert len(hostile) > 8 * many
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt):
+            parse(hostile)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(hostile) + 100_000
 
 
 def test_a_frame_twice_in_one_chunk_cannot_be_written_or_read() -> None:

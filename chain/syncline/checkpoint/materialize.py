@@ -208,8 +208,7 @@ class _Materializing:
         deltas: list[Delta] = []
         for step in batch:
             self._doing = step.key
-            names = (self._reader.keys.chunk(ref.blake3) for ref in step.chunks)
-            chunks = zip(names, self._pool.map(self._chunk, step.chunks), strict=True)
+            chunks = zip(step.chunks, self._pool.map(self._chunk, step.chunks), strict=True)
             deltas.append(Delta.parse(table, held.marker.tiling.tiling, chunks))
         target = batch[-1].version
         self._progress("patch", target, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +11,8 @@ from typing_extensions import Buffer
 from syncline.codecs.base import Codec
 from syncline.codecs.registry import codec
 from syncline.errors import FormatInvalid
-from syncline.wire.chunk import EncodedFrame, parse
+from syncline.wire.chunk import Chunk, EncodedFrame, parse
+from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 
@@ -31,21 +32,23 @@ class Delta:
         self._frames = frames
 
     @classmethod
-    def parse(cls, table: TensorTable, tiling: Tiling, chunks: Iterable[tuple[str, Buffer]]) -> Self:
-        """Parse all chunks of a delta, each with a name for messages.
+    def parse(cls, table: TensorTable, tiling: Tiling, chunks: Iterable[tuple[ChunkRef | str, Buffer]]) -> Self:
+        """Parse all chunks of a delta, each with its entry in the manifest, or where there is none with a name for messages.
 
-        FormatInvalid when a chunk names tensors, frames or codecs that do not exist, or a frame twice; FrameCorrupt on a checksum.
+        FormatInvalid when a chunk names tensors, frames or codecs that do not exist, a frame twice, or other tensors than its entry
+        says; FrameCorrupt on a checksum. Memory is bounded by the table's frames, whatever the chunks say.
         """
         frames: dict[int, dict[int, CodedFrame]] = {}
-        for name, data in chunks:
-            chunk = parse(memoryview(data), what=f"chunk {name}")
+        for named, data in chunks:
+            name = named if isinstance(named, str) else named.blake3
+            chunk = parse(memoryview(data), what=f"chunk {name}", frames_of=_frames_of(table, tiling, name))
+            if isinstance(named, ChunkRef):
+                _check_span(named, chunk)
             if chunk.tables:
                 raise FormatInvalid(
                     f"chunk {name} has a table for codec {chunk.tables[0].codec}; no codec here takes one"
                 )
             for section in chunk.sections:
-                if section.tensor >= len(table.tensors):
-                    raise FormatInvalid(f"chunk {name} names tensor {section.tensor} of {len(table.tensors)}")
                 spec = table.tensors[section.tensor]
                 grid = spec.grid(tiling)
                 reader = codec(section.codec)
@@ -70,3 +73,21 @@ class Delta:
     def frames(self, tensor: int) -> Mapping[int, CodedFrame]:
         """Changed frames of a tensor by frame index."""
         return self._frames.get(tensor, {})
+
+
+def _frames_of(table: TensorTable, tiling: Tiling, name: str) -> Callable[[int], int]:
+    def count(tensor: int) -> int:
+        if tensor >= len(table.tensors):
+            raise FormatInvalid(f"chunk {name} names tensor {tensor} of {len(table.tensors)}")
+        return table.tensors[tensor].grid(tiling).count
+
+    return count
+
+
+def _check_span(ref: ChunkRef, chunk: Chunk) -> None:
+    span = (chunk.sections[0].tensor, chunk.sections[-1].tensor) if chunk.sections else None
+    if span != (ref.first_tensor, ref.last_tensor):
+        found = "no tensor" if span is None else f"tensors {span[0]} to {span[1]}"
+        raise FormatInvalid(
+            f"chunk {ref.blake3} holds {found}, its manifest says {ref.first_tensor} to {ref.last_tensor}; do not use the version"
+        )

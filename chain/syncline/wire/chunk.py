@@ -1,15 +1,16 @@
 """Chunks: the stored objects that carry frames, shared codec tables and nothing else.
 
 A chunk is a fixed header, a directory of varints, then table bytes and frame payloads back to back. The directory is small because
-small models are nearly all framing: about nine bytes a frame. Parsing copies nothing; every count and length is checked against the
-chunk's own size before it is used.
+small models are nearly all framing: about nine bytes a frame. Parsing copies nothing; every count and length is checked before it is
+used, against the chunk's own size and, where the caller knows the tensors, against the frames that they have: nine hostile bytes would
+else become an object of several hundred.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from syncline.errors import FormatInvalid, FrameCorrupt
@@ -112,9 +113,12 @@ def pack(chunk: Chunk) -> bytes:
     return data
 
 
-def parse(data: bytes | memoryview, *, what: str = "chunk") -> Chunk:
+def parse(
+    data: bytes | memoryview, *, what: str = "chunk", frames_of: Callable[[int], int] = lambda _: FRAME_INDEX_MAX
+) -> Chunk:
     """Read a chunk; payloads are views of `data`. Checks every bound and every frame checksum.
 
+    `frames_of` says how many frames a tensor has, and raises for one that may not be here: no more is kept than that.
     FormatInvalid when the structure is wrong, FrameCorrupt when a payload does not match its checksum.
     """
     view = memoryview(data).cast("B")
@@ -154,6 +158,7 @@ def parse(data: bytes | memoryview, *, what: str = "chunk") -> Chunk:
             raise FormatInvalid(f"{what} names tensor {tensor}, beyond {TENSORS_MAX}")
         codec = reader.byte()
         params = reader.raw(reader.varint(SECTION_PARAMS_MAX_BYTES))
+        bound = frames_of(tensor)
         frame_count = reader.varint(FRAME_INDEX_MAX)
         if frame_count == 0:
             raise FormatInvalid(f"{what} has a section without frames")
@@ -161,6 +166,10 @@ def parse(data: bytes | memoryview, *, what: str = "chunk") -> Chunk:
         expected = 0
         for _ in range(frame_count):  # bounded: each turn takes bytes off the directory
             index = expected + reader.varint(FRAME_INDEX_MAX)
+            if index >= bound:
+                raise FormatInvalid(f"{what}: frame {index} is outside the {bound} of tensor {tensor}")
+            if not frames and (tensor, index) <= previous:
+                raise FormatInvalid(f"{what} has sections out of order at tensor {tensor}")
             expected = index + 1
             changed = reader.varint(FRAME_MAX_UNITS)
             if changed == 0:
@@ -173,8 +182,6 @@ def parse(data: bytes | memoryview, *, what: str = "chunk") -> Chunk:
                     f"{what}: frame {index} of tensor {tensor} does not match its checksum; fetch the chunk again"
                 )
             frames.append(frame)
-        if (tensor, frames[0].index) <= previous:
-            raise FormatInvalid(f"{what} has sections out of order at tensor {tensor}")
         previous = (tensor, frames[-1].index)
         sections.append(Section(tensor, codec, frames, params))
     if not reader.at_end or cursor != len(body):
