@@ -22,6 +22,8 @@ class HeadBell:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._event = asyncio.Event()
+        self.closed = False
+        """The process is going down: nobody waits any more."""
 
     def ring(self, _head: VersionManifest) -> None:
         """Called from any thread."""
@@ -33,6 +35,11 @@ class HeadBell:
     def _wake(self) -> None:
         self._event.set()
         self._event = asyncio.Event()
+
+    async def close(self, _app: web.Application) -> None:
+        """Let every long poll end now, so that none holds up the end of the process."""
+        self.closed = True
+        self._wake()
 
     async def wait(self, timeout_s: float) -> None:
         """Until the next head, or the timeout."""
@@ -66,7 +73,7 @@ def make_app(reporter: Reporter, metrics: Metrics, bell: HeadBell) -> web.Applic
                 }
                 return web.json_response(body)
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
+            if left <= 0 or bell.closed:
                 return web.Response(status=204)
             await bell.wait(left)
 
@@ -81,6 +88,7 @@ def make_app(reporter: Reporter, metrics: Metrics, bell: HeadBell) -> web.Applic
         return web.json_response({"ready": reporter.ready()}, status=200 if reporter.ready() else 503)
 
     app = web.Application()
+    app.on_shutdown.append(bell.close)
     app.add_routes(
         [
             web.get("/status", status),
