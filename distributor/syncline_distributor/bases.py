@@ -22,10 +22,10 @@ from syncline.chain import AnchorStep, ChainReader, plan
 from syncline.checkpoint import Checkpoint, materialize
 from syncline.checkpoint.advancing import PUBLISHER_POINTS
 from syncline.delta import digest_tensor, scatter, stage_tensor
-from syncline.errors import DigestMismatch
+from syncline.errors import DigestMismatch, FormatInvalid
 from syncline.versions import Link
 from syncline.wire.records import ChunkRef, VersionManifest
-from syncline.wire.tensors import TensorTable
+from syncline.wire.tensors import TensorTable, digests_for
 from syncline.wire.tiling import Tiling
 from syncline_distributor.disk import bring, parse_delta, tiling_of
 from syncline_distributor.uploading import FolderSpool, MemorySpool, Spool
@@ -165,7 +165,12 @@ class MemoryBase:
         self.manifest = manifest
 
     def _prove(self, manifest: VersionManifest) -> None:
-        for spec, flat, wanted in zip(self.table.tensors, self._units, manifest.digests(), strict=True):
+        try:
+            digests = digests_for(self.table, manifest)
+        except FormatInvalid:
+            self.forget()
+            raise
+        for spec, flat, wanted in zip(self.table.tensors, self._units, digests, strict=True):
             if digest_tensor(spec, flat, executor=self._executor) != wanted:
                 self.forget()
                 raise DigestMismatch(

@@ -21,6 +21,8 @@ from syncline.store.base import Fetched, ObjectInfo, WeightStore
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
 from syncline.testing.chains import OTHER_LINEAGE, TABLE, ChainWriter, chunk_bytes, version_manifest
+from syncline.wire.digest import Digest
+from syncline.wire.records import pack_digests
 
 
 class CountingStore:
@@ -209,6 +211,17 @@ def test_a_manifest_with_broken_digests_is_refused(store: MemoryStore, writer: C
     store.put(writer.keys.version(2), broken.encode())
     with pytest.raises(FormatInvalid, match="tensor digests"):
         reader_of(store).manifest(2)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_version_of_other_than_one_digest_a_tensor_is_refused_with_its_table(
+    store: MemoryStore, writer: ChainWriter, more: int
+):
+    manifest = writer.commit(1, None)
+    tensors = len(reader_of(store).table(manifest).tensors)
+    odd = manifest.model_copy(update={"tensor_digests": pack_digests([Digest()] * (tensors + more))})
+    with pytest.raises(FormatInvalid, match=f"has {tensors + more} tensor digests for {tensors} tensors"):
+        reader_of(store).table(odd)
 
 
 def test_manifests_and_tables_are_read_once_and_forgotten_in_bounded_memory(store: MemoryStore, writer: ChainWriter):

@@ -14,11 +14,21 @@ import pytest
 import torch
 
 from syncline.checkpoint import WeightFolder
-from syncline.errors import DigestMismatch, LayoutRefused, LineageChanged, NonFiniteWeights, Rejected, TiedWeightsDiffer
+from syncline.errors import (
+    DigestMismatch,
+    FormatInvalid,
+    LayoutRefused,
+    LineageChanged,
+    NonFiniteWeights,
+    Rejected,
+    TiedWeightsDiffer,
+)
 from syncline.store.memory import MemoryStore
+from syncline.wire.records import pack_digests
 from syncline.wire.tiling import Tiling
 from syncline_distributor import Bits, NonFinite, Publisher, PublishSettings
 from syncline_distributor.bases import MemoryBase
+from syncline_distributor.weights import mapping_weights
 
 Make = Callable[..., Publisher]
 SMALL = Tiling(64, 256, 4)
@@ -288,3 +298,16 @@ def test_a_full_digest_now_and_then_finds_a_base_that_lost_a_bit(
         publish.publish(source.step())
     version = publish.publish(source.weights).version
     assert same_bits(source.weights, reading.units(store, version))
+
+
+def test_a_version_of_other_than_one_digest_a_tensor_is_no_base(publisher: Make, trainer: Any) -> None:
+    source, base = trainer(), MemoryBase()
+    publish = publisher()
+    manifest = publish.publish(source.weights).manifest
+    weights = mapping_weights(source.weights, files={})
+    base.replace(publish.reader, manifest, weights)
+    assert manifest == base.manifest
+    odd = manifest.model_copy(update={"tensor_digests": pack_digests(manifest.digests()[:-1])})
+    with pytest.raises(FormatInvalid, match="has 9 tensor digests for 10 tensors"):
+        base.replace(publish.reader, odd, weights)
+    assert base.manifest is None

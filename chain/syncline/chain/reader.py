@@ -35,7 +35,7 @@ from syncline.wire.records import (
     VersionManifest,
     VetoRecord,
 )
-from syncline.wire.tensors import TensorTable
+from syncline.wire.tensors import TensorTable, digests_for
 
 REMEMBERED_BYTES = 64 << 20
 """Encoded bytes of manifests and tables that a reader keeps."""
@@ -177,13 +177,15 @@ class ChainReader:
         return known
 
     def table(self, manifest: VersionManifest | SkipManifest | ObjectRef) -> TensorTable:
-        """The tensor table that a manifest names."""
+        """The tensor table that a manifest names. FormatInvalid when a version has other than one digest a tensor of it."""
         ref = manifest if isinstance(manifest, ObjectRef) else manifest.tensors
         known = self._tables.get(ref.blake3)
         if known is None:
             data = self.chunk(ref)
             known = TensorTable.parse(data, what=self.keys.chunk(ref.blake3))
             self._tables.keep(ref.blake3, known, len(data))
+        if isinstance(manifest, VersionManifest):
+            digests_for(known, manifest)
         return known
 
     def _read(

@@ -29,7 +29,7 @@ from syncline.errors import DigestMismatch, FormatInvalid, SourceNotReady
 from syncline.wire.digest import Digest, total
 from syncline.wire.limits import MANIFEST_MAX_BYTES
 from syncline.wire.records import ObjectRef, TilingPart, VersionManifest
-from syncline.wire.tensors import TensorTable
+from syncline.wire.tensors import TensorTable, digests_for
 
 
 class Checkpoint:
@@ -216,9 +216,7 @@ def verify_files(
     path: Path, places: Places, table: TensorTable, manifest: VersionManifest, *, executor: Executor | None
 ) -> None:
     """DigestMismatch, naming tensors, when a folder's files do not hold the version of `manifest`."""
-    found, wanted = file_digests(path, places, table, executor=executor), manifest.digests()
-    if len(wanted) != len(found):
-        raise FormatInvalid(f"version {manifest.version} has {len(wanted)} tensor digests for {len(found)} tensors")
+    found, wanted = file_digests(path, places, table, executor=executor), digests_for(table, manifest)
     names = [spec.name for spec, mine, its in zip(table.tensors, found, wanted, strict=True) if mine != its]
     if names or total(found).hex != manifest.digest:
         odd = f"{names[0]} and {len(names) - 1} more tensors differ" if names else "its manifest contradicts itself"

@@ -13,7 +13,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from blake3 import blake3
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from syncline.errors import FormatInvalid
 from syncline.wire import dtypes
+from syncline.wire.digest import Digest
 from syncline.wire.limits import (
     ALIASES_MAX,
     DIMENSION_MAX,
@@ -23,7 +25,7 @@ from syncline.wire.limits import (
     TENSOR_NAME_MAX_BYTES,
     TENSORS_MAX,
 )
-from syncline.wire.records import ObjectRef, Part, Record
+from syncline.wire.records import ObjectRef, Part, Record, VersionManifest
 from syncline.wire.tiling import FrameGrid, Tiling, grid
 
 
@@ -115,6 +117,17 @@ class TensorTable(Record):
         """Where the table is stored."""
         data = self.encode()
         return ObjectRef(blake3=blake3(data).hexdigest(), size=len(data))
+
+
+def digests_for(table: TensorTable, manifest: VersionManifest) -> list[Digest]:
+    """A version's tensor digests, in the order of its table. FormatInvalid unless there is one a tensor."""
+    digests = manifest.digests()
+    if len(digests) != len(table.tensors):
+        raise FormatInvalid(
+            f"version {manifest.version} of {manifest.run}/{manifest.view} has {len(digests)} tensor digests for "
+            f"{len(table.tensors)} tensors; do not use it"
+        )
+    return digests
 
 
 COLUMN_SPLIT = ("o_proj.weight", "down_proj.weight", "out_proj.weight", "dense_4h_to_h.weight", "w2.weight")
