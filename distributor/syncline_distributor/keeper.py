@@ -4,7 +4,7 @@ Runs off the publish path, in its own thread, from the store alone: a checkpoint
 anchor. An anchor costs the deltas since the last one (fetched once, decoded into that folder) and one upload of the
 whole weights. A skip delta costs the last skip delta and the deltas since, decoded tensor by tensor over the folder's
 files, and one read of every tensor that they change. Memory is bounded by the largest tensor and those deltas; disk by
-one checkpoint and one shard.
+one checkpoint and two shards.
 """
 
 from __future__ import annotations

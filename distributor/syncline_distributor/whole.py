@@ -3,7 +3,8 @@ delta.
 
 Tensors go into shards in table order, and inside a shard by falling width, so that every one is aligned as the
 safetensors library aligns them. A shard is built as a file, a tensor at a time, hashed, uploaded in parallel parts and
-removed: memory is bounded by the largest tensor, disk by the largest shard. The caller writes the manifest, last.
+removed, while the next one is built: memory is bounded by the largest tensor, disk by the two largest shards. The
+caller writes the manifest, last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,15 +138,25 @@ class BodyWriter:
         if keep is not None:
             rmtree(keep, ignore_errors=True)
             keep.mkdir(parents=True)
-        with spool_folder(self._spool) as folder:
+
+        def leave(path: Path, hashed: str) -> AnchorFile:
+            file = self._upload(version, nonce, path.name, path, hashed)
+            if keep is None:
+                path.unlink()
+            else:
+                path.rename(keep / path.name)
+            return file
+
+        with spool_folder(self._spool) as folder, ThreadPoolExecutor(1, "syncline-shard") as uploader:
+            leaving: Future[AnchorFile] | None = None
             for shard in plan:
                 path = folder / shard.name
                 hashed = _build(path, [table.tensors[i] for i in shard.tensors], shard.tensors, read, seen)
-                written.append(self._upload(version, nonce, shard.name, path, hashed))
-                if keep is None:
-                    path.unlink()
-                else:
-                    path.rename(keep / shard.name)
+                if leaving is not None:
+                    written.append(leaving.result())
+                leaving = uploader.submit(leave, path, hashed)
+            if leaving is not None:
+                written.append(leaving.result())
         beside: dict[str, bytes | Path] = {n: f for n, f in files.items() if storable_beside(n)}
         if len(plan) > 1:
             beside[INDEX] = index_json(table, plan)
