@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from syncline.checkpoint import OwnFiles
 from syncline.clock import SystemClock
 from syncline.store.local import LocalStore
 from syncline_cli import follow as follow_module
+from syncline_distributor.publisher import Publisher
 
 Call = Callable[..., Any]
 
@@ -308,6 +314,50 @@ def test_follow_ends_when_the_run_name_was_used_again(
     ended = syncline("follow", tmp_path / "out", *run.options)
     assert 5 == ended.code
     assert "the run name was reused" in ended.err
+
+
+def test_follow_hears_of_a_version_from_the_distributor_before_its_next_poll(
+    syncline: Call, run: Any, tmp_path: Path, trainer: Any
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["-m", "syncline_distributor", "serve", *run.options, "--state-dir", tmp_path / "state", "--port", port]
+    out = tmp_path / "out"
+
+    def publish_once_five_is_held() -> None:
+        while not OwnFiles(out).marker.exists():
+            threading.Event().wait(0.05)
+        publisher = Publisher(run.store, "demo")
+        publisher.publish(trainer.step())
+        publisher.close()
+
+    publishing = threading.Thread(target=publish_once_five_is_held, daemon=True)
+    with subprocess.Popen([sys.executable, *map(str, words)], stderr=subprocess.DEVNULL) as distributor:
+        publishing.start()
+        url = f"http://127.0.0.1:{port}"
+        ended = syncline("follow", out, *run.options, "--poll", 3600, "--until", 6, "--distributor", url, "--json")
+        distributor.terminate()
+    publishing.join(30)
+    versions = [json.loads(line)["version"] for line in ended.out.splitlines()]
+    assert (0, 5, run.reader.head().version) == (ended.code, versions[0], versions[-1])
+
+
+def test_follow_says_once_that_no_distributor_answers_and_goes_on(
+    syncline: Call, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_module, "VETOES_EVERY_S", 0.1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        later = threading.Timer(1.0, run.file(run.reader.keys.veto(5)).unlink)
+        assert 0 == syncline("mark-bad", 5, *run.options).code
+        later.start()
+        ended = syncline("follow", tmp_path / "out", *run.options, "--until", 5, "--poll", 0.1, "--distributor", url)
+    later.join()
+    assert 0 == ended.code
+    assert 1 == ended.err.count(f"no distributor answers at {url}; looking at the store by itself meanwhile")
+    assert 2 == syncline("follow", tmp_path / "out", *run.options, "--distributor", "127.0.0.1:9402").code
 
 
 # --- mark-bad
