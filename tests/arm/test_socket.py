@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from syncline import faults
 from syncline.clock import SystemClock
@@ -353,6 +354,20 @@ def test_a_user_who_is_not_allowed_is_refused(node: Path, connect: Callable[...,
         rank = connect()
         wait_until(lambda: rank.client.refused)
         assert f"user {os.geteuid()} may not connect" in rank.client.connection
+
+
+def test_an_arm_that_comes_again_and_again_is_said_once_a_reason(node: Path, connect: Callable[..., Rank]) -> None:
+    tries: list[object] = []
+    with capture_logs() as lines, ArmServer(node / "arm.sock", pool="other") as server:
+        greet = server._greet
+        server._greet = lambda channel: (tries.append(channel), greet(channel))[1]  # pyright: ignore[reportAttributeAccessIssue]
+        connect()
+        wait_until(lambda: len(tries) >= 4)
+        (node / "arm.token").write_text("wrong\n")
+        wait_until(lambda: "wrong token" in lines[-1].get("reason", ""))
+    turned_away = [line["reason"] for line in lines if line["event"] == "arm turned away"]
+    assert ["this agent serves pool other, pod is of pool pool"] == turned_away[:1]
+    assert 2 == len(turned_away)
 
 
 def test_a_token_file_of_garbage_is_refused_by_name_when_the_agent_starts(node: Path) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from syncline import faults
 from syncline.errors import DigestMismatch, EngineUncertain
 from syncline.versions import Policy
 from syncline_agent.arm.server import ArmServer
+from syncline_agent.reference import engine as reference_engine
+from syncline_agent.reference import loading
 
 Start = Callable[..., Any]
 
@@ -110,17 +113,30 @@ def test_a_client_that_goes_away_frees_its_slot(engine_here: Start) -> None:
     assert 'syncline_requests_total{outcome="disconnect"} 1.0' in engine.metrics()
 
 
-def test_an_engine_waits_for_its_checkpoint_and_says_so(tiny: Any, engine_here: Start) -> None:
+def test_an_engine_waits_for_its_checkpoint_and_says_so(
+    tiny: Any, engine_here: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+
+    def look(folder: Path, **how: Any) -> loading.Loaded:
+        looks.append(folder)
+        return loading.load(folder, **how)
+
+    monkeypatch.setattr(reference_engine, "load", look)
     away = tiny.checkpoint.with_name("away")
     tiny.checkpoint.rename(away)
-    engine = engine_here(ready=False)
-    answer = engine.http.get("/readyz")
-    assert 503 == answer.status_code
-    assert "waiting for" in answer.json()["reason"]
-    assert 200 == engine.http.get("/livez").status_code
-    assert 503 == engine.http.post("/v1/completions", json={"prompt": "1"}).status_code
-    away.rename(tiny.checkpoint)
-    engine.wait_ready()
+    with capture_logs() as lines:
+        engine = engine_here(ready=False)
+        wait_until(lambda: str(tiny.checkpoint) in engine.http.get("/readyz").json()["reason"])
+        answer = engine.http.get("/readyz")
+        assert 503 == answer.status_code
+        assert "waiting for" in answer.json()["reason"]
+        assert 200 == engine.http.get("/livez").status_code
+        assert 503 == engine.http.post("/v1/completions", json={"prompt": "1"}).status_code
+        wait_until(lambda: len(looks) >= 3)
+        away.rename(tiny.checkpoint)
+        engine.wait_ready()
+    assert 1 == sum("the agent writes it" in line["event"] for line in lines)
 
 
 def test_an_engine_that_starts_from_other_base_weights_refuses_by_name_and_can_be_made_whole(

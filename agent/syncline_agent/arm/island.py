@@ -99,8 +99,14 @@ class Island:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ranks: dict[int, Rank] = {}
-        self.refusal = ""
+        self._refusal = ""
         """Why the last arm was turned away; empty since one joined."""
+
+    def refuse(self, reason: str) -> bool:
+        """An arm was turned away; whether that is news: it comes again every second or two."""
+        with self._changed:
+            news, self._refusal = reason != self._refusal, reason
+        return news
 
     def join(self, rank: Rank, welcome: Callable[[], None]) -> None:
         """Take a rank in after `welcome` was said; its earlier connection is closed. ProtocolViolation, before any
@@ -128,7 +134,7 @@ class Island:
             welcome()  # before the rank can be found: no call may overtake it
             earlier = self._ranks.get(hello.rank)
             self._ranks[hello.rank] = rank
-            self.refusal = ""
+            self._refusal = ""
             self._changed.notify_all()
         if earlier is not None:
             earlier.close("the same rank connected again")
@@ -149,7 +155,7 @@ class Island:
         with self._changed:
             there = self._there
             if not there:
-                turned_away = f"; the last arm was turned away: {self.refusal}" if self.refusal else ""
+                turned_away = f"; the last arm was turned away: {self._refusal}" if self._refusal else ""
                 raise EngineUnavailable(f"no engine is connected; start one with this node's socket{turned_away}")
             hello = next(iter(there.values())).hello
             missing = [n for n in range(hello.ranks) if n not in there]

@@ -237,9 +237,8 @@ class ArmServer:
         try:
             rank = self._greet(channel)
         except (SynclineError, OSError) as error:
-            if not self._stopping.is_set():
-                self._island.refusal = str(error)
-            self._log.warning("arm turned away", reason=str(error))
+            if not self._stopping.is_set() and self._island.refuse(str(error)):
+                self._log.warning("arm turned away", reason=str(error))
             try:
                 channel.send(messages.Refused(message=str(error)))
             except SynclineError:

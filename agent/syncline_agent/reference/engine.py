@@ -14,7 +14,7 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
-from syncline.errors import DigestMismatch, SourceNotReady
+from syncline.errors import CheckpointBusy, DigestMismatch, SourceNotReady
 from syncline.metrics import Metrics
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
@@ -138,12 +138,16 @@ class ReferenceEngine:
             try:
                 loaded = load(settings.checkpoint, device=settings.device, clock=self._clock)
                 decoder = Decoder(loaded.config, loaded.weights, slots=settings.slots, max_len=settings.max_len)
-            except SourceNotReady as error:
+            except (SourceNotReady, CheckpointBusy) as error:
+                if self._waiting_for != str(error):
+                    self._log.info("waiting for the checkpoint (the agent writes it)", reason=str(error))
                 self._waiting_for = str(error)
                 self._stopping.wait(LOOK_S)
             except Exception as error:  # a config or a device that nobody foresaw: said, and tried again
-                self._log.error("checkpoint not loaded", error=type(error).__name__, reason=str(error))
-                self._waiting_for = f"a checkpoint that can be loaded: {error}"
+                waiting_for = f"a checkpoint that can be loaded: {error}"
+                if self._waiting_for != waiting_for:
+                    self._log.error("checkpoint not loaded", error=type(error).__name__, reason=str(error))
+                self._waiting_for = waiting_for
                 self._stopping.wait(RETRY_S)
             else:
                 applied = loaded.live.applied
