@@ -1,6 +1,7 @@
 """The agent's HTTP face: `/status` (its JSON is documented in status.py), `/metrics`, `/readyz`, `/livez`, and
 `POST /verify`, which has the engine sweep all its live memory now: 200 with `{version, digest, lineage, proven}`, 409
-when memory holds something else, 503 when no engine can answer. Nothing here changes what is served.
+when memory holds something else, 503 when no engine can answer. Who asks while a sweep runs gets the answer of that
+sweep. Nothing here changes what is served.
 
 `/readyz` is 200 exactly while the replica is proven and in service; staleness is refused a request, not a pod.
 `/livez` says that the follower's thread runs, and ignores versions.
@@ -49,9 +50,16 @@ def make_app(
             return web.Response(text="alive\n")
         return web.Response(status=500, text="the follower's thread has ended; restart the agent\n")
 
+    sweeping: asyncio.Task[Applied] | None = None
+
     async def verify(_request: web.Request) -> web.Response:
+        nonlocal sweeping
+        if sweeping is None or sweeping.done():
+            sweeping = asyncio.create_task(asyncio.to_thread(sweep))
+            # Also when everybody who asked has hung up: a failure that nobody waits for is no news to asyncio.
+            sweeping.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            held = await asyncio.to_thread(sweep)
+            held = await asyncio.shield(sweeping)
         except SynclineError as error:
             body = {"error": {"type": type(error).__name__, "message": str(error)}}
             return web.json_response(body, status=409 if isinstance(error, Corrupt) else 503)

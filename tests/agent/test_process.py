@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.typedefs import Handler
 
 from syncline.clock import ManualClock
 from syncline.errors import DigestMismatch, Rejected
@@ -144,6 +148,44 @@ async def test_readiness_is_proof_and_nothing_else() -> None:
         assert 7 == (await (await client.post("/verify")).json())["version"]
         reporter.say(applied=replace(applied, proven=False), in_service=False)
         assert 503 == (await client.get("/readyz")).status
+
+
+@pytest.mark.asyncio
+async def test_who_asks_to_verify_while_a_sweep_runs_gets_its_answer() -> None:
+    metrics = Metrics()
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def sweep() -> Applied:
+        begun.release()
+        assert go_on.acquire(timeout=10)
+        return Applied("ab" * 16, "main", 7, "cd" * 16, True)
+
+    app = make_app(
+        Reporter(Identity("c", "ns", "p", "n"), metrics).read,
+        heartbeats=lambda: "on",
+        alive=lambda: True,
+        sweep=sweep,
+        registry=metrics.registry,
+    )
+    heard: list[str] = []
+
+    @web.middleware
+    async def hear(request: web.Request, handler: Handler) -> web.StreamResponse:
+        heard.append(request.path)
+        return await handler(request)
+
+    app.middlewares.append(hear)
+    async with TestClient(TestServer(app)) as client:
+        asked = [asyncio.create_task(client.post("/verify")) for _ in range(8)]
+        assert await asyncio.to_thread(begun.acquire, timeout=10)
+        while heard.count("/verify") < 8:
+            await asyncio.sleep(0.01)
+        go_on.release()
+        assert [7] * 8 == [(await (await answer).json())["version"] for answer in asked]
+        assert not begun.acquire(blocking=False)
+        go_on.release()
+        assert 200 == (await client.post("/verify")).status
+        assert begun.acquire(blocking=False)  # what comes later is swept for anew
 
 
 @pytest.mark.asyncio
