@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from structlog.typing import FilteringBoundLogger
 
@@ -27,7 +28,7 @@ from syncline.checkpoint.locks import exclusive
 from syncline.checkpoint.marker import OwnFiles
 from syncline.clock import Clock
 from syncline.delta import Delta
-from syncline.errors import Corrupt, DigestMismatch, LineageChanged, SynclineError
+from syncline.errors import CheckpointBusy, Corrupt, DigestMismatch, LineageChanged, SynclineError
 from syncline.versions import Link
 from syncline.wire.records import ChunkRef, RunRecord
 from syncline.wire.tensors import TensorTable
@@ -35,6 +36,13 @@ from syncline_agent.fetch import Fetcher
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import Status
+
+StartsFrom: TypeAlias = Callable[[int], None]
+
+
+def unheard(version: int) -> None:
+    """Nobody need know."""
+    del version
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +108,14 @@ class NodeCheckpoint:
                 f"{chain.lineage} under that name: the run name was reused; remove {self.path} to follow the new run"
             )
 
-    def join(self, chain: Chain, version: int, *, vetoed: Collection[int] = ()) -> None:
-        """Make a version the node's checkpoint, whatever was there before."""
+    def join(
+        self, chain: Chain, version: int, *, vetoed: Collection[int] = (), starts_from: StartsFrom = unheard
+    ) -> None:
+        """Make a version the node's checkpoint, whatever was there before. `starts_from` hears, before anything is
+        fetched, of the oldest version that the way needs."""
         with self._writing():
             self.check_lineage(chain)
-            self._materialized(chain, version, self.path, vetoed)
+            self._materialized(chain, version, self.path, vetoed, starts_from)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -114,7 +125,13 @@ class NodeCheckpoint:
                 yield
             finally:
                 if self.path.is_dir():
-                    self._marker, self._loaded = Checkpoint.open(self.path).marker, True
+                    self._marker, self._loaded = self._on_disk(), True
+
+    def _on_disk(self) -> Marker | None:
+        try:
+            return Checkpoint.open(self.path).marker
+        except CheckpointBusy:
+            return None  # somebody mends it now; whoever writes here next looks again
 
     def distrust(self) -> None:
         """Read all of the checkpoint; if it is not what its marker says, it holds nothing any more and is made anew."""
@@ -125,15 +142,31 @@ class NodeCheckpoint:
                 with exclusive(OwnFiles(self.path).lock):
                     forget(self.path)
 
-    def second(self, chain: Chain, version: int, *, vetoed: Collection[int] = ()) -> Path:
-        """Another checkpoint beside the node's own, for going back; `drop_second` when it has served."""
+    def second(
+        self, chain: Chain, version: int, *, vetoed: Collection[int] = (), starts_from: StartsFrom = unheard
+    ) -> Path:
+        """Another checkpoint beside the node's own, for going back; `drop_second` when it has served. `starts_from` is
+        `join`'s."""
         with self._lock:
-            self._materialized(chain, version, self.back, vetoed)
+            self._materialized(chain, version, self.back, vetoed, starts_from)
             return self.back
 
-    def _materialized(self, chain: Chain, version: int, path: Path, vetoed: Collection[int]) -> Checkpoint:
+    def _materialized(
+        self, chain: Chain, version: int, path: Path, vetoed: Collection[int], starts_from: StartsFrom
+    ) -> Checkpoint:
+        def planned(way: Plan) -> None:
+            if way.start is not None:
+                starts_from(way.start.version)
+
         return materialize(
-            chain.reader, version, path, executor=self._executor, vetoed=vetoed, streams=self._streams, log=self._log
+            chain.reader,
+            version,
+            path,
+            executor=self._executor,
+            vetoed=vetoed,
+            streams=self._streams,
+            log=self._log,
+            planned=planned,
         )
 
     def contents(self, folder: Path) -> Contents:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from syncline.chain import newest_allowed
 from syncline.clock import Clock
-from syncline.errors import LinkMissing, NotFound, VersionVetoed
+from syncline.errors import LinkMissing, NotFound, Retryable, VersionVetoed
 from syncline.wire.records import VersionManifest, VetoRecord
 from syncline_agent.background import Chain
 from syncline_agent.engine import Applied
@@ -52,6 +52,19 @@ class Chooser:
             self.head_at = now
         return self._chosen(chain, target, self.head)
 
+    def marked_bad(self, chain: Chain, version: int) -> str | None:
+        """Why `version` must not be served, by the vetoes as they are now; None when it may be.
+
+        A store that does not answer is not waited for: the vetoes are then those that were read when it was chosen.
+        """
+        try:
+            self.vetoes = chain.reader.vetoes()
+            self._vetoes_at = self._clock.monotonic()
+        except Retryable:
+            pass
+        veto = self.vetoes.get(version)
+        return veto.reason if veto is not None else None
+
     def _chosen(self, chain: Chain, target: Target, head: VersionManifest | None) -> VersionManifest | None:
         self.remark = None
         if head is None:
@@ -59,7 +72,7 @@ class Chooser:
             return None
         wanted = head.version if target.pinned is None else target.pinned
         if wanted > head.version:
-            self.remark = f"version {wanted} is pinned and not committed yet; head is {head.version}"
+            self.remark = f"version {wanted} is pinned and not committed yet; waiting for it"
             return None
         allowed = newest_allowed(wanted, self.vetoes)
         if allowed is None:

@@ -124,7 +124,8 @@ class Follower:
             if self._target is None or (target.run, target.view) != (self._target.run, self._target.view):
                 self._chain = self._wanted = None
                 self._chooser.forget()
-            self._target, self._failures = target, 0
+                self._lag.forget()
+            self._target, self._failures, self._error = target, 0, None
             self._phase = Phase.IDLE
         if self._phase is Phase.JOIN:
             return self._join(target)
@@ -223,13 +224,13 @@ class Follower:
         # The lease comes before the listing: what is planned from the listing cannot be collected any more.
         with self._heart.lease(
             chain.reader.keys, chain.lineage, owner=self._report.status.identity.node, version=target.pinned
-        ):
+        ) as keep:
             wanted = self._wanted = self._chooser.choose(chain, target, afresh=True)
             if wanted is None:
                 self._error = self._chooser.remark
                 return self._enter(Phase.IDLE, self._poll_delay())
             self._log.info("joining", run=target.run, version=wanted.version)
-            self._checkpoint.join(chain, wanted.version, vetoed=self._chooser.vetoes)
+            self._checkpoint.join(chain, wanted.version, vetoed=self._chooser.vetoes, starts_from=keep)
             self._publish()
             self._heart.beat(self._report.status)  # from here on the heartbeat keeps what the lease kept
         self._failures, self._error = 0, None
@@ -272,6 +273,11 @@ class Follower:
         return self._enter(Phase.COMMIT)
 
     def _commit(self, chain: Chain, sync: Sync, target: Target) -> float:
+        reason = self._chooser.marked_bad(chain, sync.target.version)
+        if reason is not None:
+            self._log.info("left a staged version that was marked bad", version=sync.target.version, reason=reason)
+            self._drop_sync()
+            return self._enter(Phase.IDLE)
         if sync.path is ApplyPath.UNDO:
             try:
                 result = self._engine.undo(sync.target.version)
@@ -338,9 +344,6 @@ class Follower:
         sync, phase = self._sync, self._phase
         self._failures += 1
         self._error = str(error)
-        self._log.warning(
-            "failed", phase=phase.value, reason=type(error).__name__, error=str(error), failures=self._failures
-        )
         self._report.retried(type(error).__name__)
         if isinstance(error, StoreUnavailable):
             self._lag.store_failed()

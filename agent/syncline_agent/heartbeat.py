@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from structlog.typing import FilteringBoundLogger
+
 from syncline.clock import Clock
-from syncline.errors import Retryable, StoreDenied, SynclineError
+from syncline.errors import NotFound, Retryable, StoreDenied, SynclineError
+from syncline.logs import logger
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
 from syncline.wire.records import ConsumerRecord, LeaseRecord
@@ -27,6 +30,12 @@ DENIED_RETRY_SECONDS = 600.0
 CLOCK_SECONDS = 120.0
 """How often the store's clock is looked at."""
 TEXT_MAX = 1000
+NEVER = float("-inf")
+UNWRITTEN = "not written yet"
+LOOK_SECONDS = 60.0
+"""How often it is looked whether another agent writes this node's heartbeat."""
+LOOK_TOLERANCE_SECONDS = 3.0
+"""How far this node's idea of the store's clock may lag behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,26 @@ class StoreTime:
         return None if self._offset is None else self._clock.monotonic() + self._offset
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A heartbeat as the store took it."""
+
+    key: str
+    etag: str
+    at: float | None
+    """The store's time when it had it, as far as it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """One that is held now."""
+
+    key: str
+    record: LeaseRecord
+    written: float
+    """When the store last took the record as it is (monotonic)."""
+
+
 class Heart:
     """One node's records in one store. `tick` from one thread; `lease` from the follower's."""
 
@@ -67,23 +96,29 @@ class Heart:
         settings: HeartSettings,
         clock: Clock,
         random: random.Random,
+        log: FilteringBoundLogger | None = None,
     ) -> None:
         self._store = store
+        self._log = log or logger("agent")
         self._status = status
         self._settings = settings
         self._clock = clock
         self._random = random
         self.time = StoreTime(clock)
-        self.state = "not written yet"
-        """`on`, or why heartbeats are off."""
+        self.state = UNWRITTEN
+        """`on`, or why heartbeats are off, late, or shared with another agent."""
         self._due = clock.monotonic()
         self._told: tuple[object, ...] = ()
         self._told_at = clock.monotonic() - settings.every_seconds
-        self._leases: dict[str, tuple[str, LeaseRecord, float]] = {}
-        """Lease id -> (key, record, when it was last written)."""
+        self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
+        self._renewing = threading.Lock()
         self._beating = threading.Lock()
         self._clock_seen: float | None = None
+        self._written: _Written | None = None
+        """The last heartbeat that the store took."""
+        self._looked_at = clock.monotonic()
+        self._another = False
 
     def tick(self) -> float:
         """Write what is due; returns the seconds until the next call."""
@@ -108,16 +143,38 @@ class Heart:
         key = keys.consumer(*_path(status))
         wait = self._settings.every_seconds * self._random.uniform(0.9, 1.1)
         try:
-            self._store.put(key, self._record(status, leaving).encode())
-            self.state = "on"
+            self._look_for_another(key)
+            self._written = None  # whatever comes of the next line
+            etag = self._store.put(key, self._record(status, leaving).encode())
             self._told, self._told_at = _signature(status), self._clock.monotonic()
             self._look_at_the_clock(key)
+            self._written = _Written(key, etag, self.time.now())
+            self._say(
+                f"shared: another agent writes {key} too; give each agent its own --node" if self._another else "on"
+            )
         except StoreDenied as error:
-            self.state = f"off: {error}; give the agent a key that may write {keys.consumers} and {keys.leases}"
+            self._say(f"off: {error}; give the agent a key that may write {keys.consumers} and {keys.leases}")
             wait = DENIED_RETRY_SECONDS
         except SynclineError as error:
-            self.state = f"late: {error}"
+            self._say(f"late: {error}")
         self._due = self._clock.monotonic() + wait
+
+    def _look_for_another(self, key: str) -> None:
+        """Whether somebody wrote this record after this agent did: two nodes of one name keep only one path.
+
+        Their records may be equal to the byte, so the time counts too. Seldom: it is one request more.
+        """
+        now, written = self._clock.monotonic(), self._written
+        if written is None or written.key != key or now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        try:
+            found = self._store.head(key)
+        except (NotFound, StoreDenied):
+            self._another = False
+            return
+        late = written.at is not None and found.modified > written.at + LOOK_TOLERANCE_SECONDS
+        self._another = found.etag != written.etag or late
 
     def _look_at_the_clock(self, key: str) -> None:
         """The object was written just now, so its age is nought. Seldom: it is one request more."""
@@ -126,9 +183,21 @@ class Heart:
             self.time.saw(self._store.head(key).modified)
             self._clock_seen = now
 
+    def _say(self, state: str) -> None:
+        """Keep why, and log it when it is of another kind than before."""
+        (kind, _, reason), before = state.partition(": "), self.state.partition(": ")[0]
+        self.state = state
+        if kind != before and kind != "on":
+            self._log.warning(f"heartbeats {kind}", reason=reason)
+        elif kind != before and before != UNWRITTEN:
+            self._log.info("heartbeats on")
+
     @contextmanager
-    def lease(self, keys: ViewKeys, lineage: str, *, owner: str, version: int | None) -> Iterator[None]:
-        """Hold a lease while the body runs: it is in the store before the body lists anything.
+    def lease(
+        self, keys: ViewKeys, lineage: str, *, owner: str, version: int | None
+    ) -> Iterator[Callable[[int], None]]:
+        """Hold a lease while the body runs: it is in the store before the body lists anything. What it yields tells the
+        store which version it is about, once the body has planned from which it starts.
 
         Retryable when the store does not take it now; with a read-only key the body runs without one, as `state`
         says.
@@ -141,35 +210,50 @@ class Heart:
         try:
             self._store.put(key, record.encode())
         except StoreDenied as error:
-            self.state = f"off: {error}; joining without a lease"
-            yield
+            self._say(f"off: {error}; joining without a lease")
+            yield lambda version: None
             return
         with self._lock:
-            self._leases[lease_id] = (key, record, self._clock.monotonic())
+            self._leases[lease_id] = _Lease(key, record, self._clock.monotonic())
         try:
-            yield
+            yield lambda version: self._about(lease_id, version)
         finally:
             with self._lock:
-                del self._leases[lease_id]
-            self._release(key, record)
+                lease = self._leases.pop(lease_id)
+            self._release(lease.key, lease.record)
+
+    def _about(self, lease_id: str, version: int) -> None:
+        """The lease is about `version`; told now, or with the next renewal if the store does not take it."""
+        with self._lock:
+            held = self._leases[lease_id]
+            record = held.record.model_copy(update={"version": version})
+            self._leases[lease_id] = _Lease(held.key, record, NEVER)
+        self._renew(lease_id)
 
     def _renew_leases(self) -> None:
         now = self._clock.monotonic()
         with self._lock:
-            due = [
-                (i, k, r) for i, (k, r, at) in self._leases.items() if now - at >= self._settings.lease_ttl_seconds / 3
-            ]
-        for lease_id, key, record in due:
-            try:
-                self._store.put(key, record.encode())
-            except SynclineError as error:
-                self.state = f"late: {error}"
-                continue
+            due = [i for i, held in self._leases.items() if now - held.written >= self._settings.lease_ttl_seconds / 3]
+        for lease_id in due:
+            self._renew(lease_id)
+
+    def _renew(self, lease_id: str) -> None:
+        with self._renewing:  # or an older record could be written over a newer one
             with self._lock:
-                if lease_id in self._leases:
-                    self._leases[lease_id] = (key, record, now)
-                    continue
-            self._release(key, record)  # it was released while it was being renewed
+                held = self._leases.get(lease_id)
+            if held is None:
+                return
+            try:
+                self._store.put(held.key, held.record.encode())
+            except SynclineError as error:
+                self._say(f"late: {error}")
+                return
+            with self._lock:
+                now = self._leases.get(lease_id)
+                if now is held:
+                    self._leases[lease_id] = _Lease(held.key, held.record, self._clock.monotonic())
+            if now is None:
+                self._release(held.key, held.record)  # it was released while it was being renewed
 
     def _release(self, key: str, record: LeaseRecord) -> None:
         try:

@@ -43,6 +43,11 @@ class Lag:
         """Nothing that is known of is missing."""
         self.version = None
 
+    def forget(self) -> None:
+        """Another run or view is followed from here on."""
+        self.version = self.modified = self.answered = None
+        self.silent = False
+
     def seconds(self) -> float:
         """Seconds behind: the age of the oldest version not applied; while the store is silent at least the silence."""
         now = self.clock.monotonic()

@@ -90,11 +90,17 @@ class TargetFile:
             self._error = None
         except OSError as error:
             self._seen = None
-            self._error = f"{self._path} cannot be read: {error.strerror}; the last good target stays in force"
+            self._error = f"{self._path} cannot be read: {error.strerror}; {self._meanwhile}"
         except ValueError as error:
             self._seen = None  # the writer may still be writing: read it again at the next tick
-            self._error = f"{self._path} is not a target: {error}; the last good target stays in force"
+            self._error = f"{self._path} is not a target: {error}; {self._meanwhile}"
         return self._target
+
+    @property
+    def _meanwhile(self) -> str:
+        if self._target is None:
+            return "nothing is followed until it can be"
+        return "the last good target stays in force"
 
     def _read(self) -> bytes:
         if not self._path.is_file() and self._path.exists():

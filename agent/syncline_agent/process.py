@@ -61,8 +61,11 @@ class Node:
         self.engine = engine
         self.files = NodeFiles(settings.node_dir)
         self.checkpoint = NodeCheckpoint(self.files, log, executor=pool, streams=workers or 1)
-        self.reporter = Reporter(Identity(settings.cluster, settings.namespace, settings.pool, settings.node), metrics)
-        self.heart = Heart(consumers, self.reporter.read, settings=settings.heart, clock=clock, random=_derived(random))
+        identity = Identity(settings.cluster, settings.namespace, settings.pool, settings.node)
+        self.reporter = Reporter(identity, metrics, log)
+        self.heart = Heart(
+            consumers, self.reporter.read, settings=settings.heart, clock=clock, random=_derived(random), log=log
+        )
         self.follower = Follower(
             engine=engine,
             chains=_chains(sources, self.files, self.reporter, pool, log),

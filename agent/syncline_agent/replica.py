@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
-from syncline.errors import EngineUnavailable, SourceNotReady
+from syncline.errors import CheckpointBusy, EngineUnavailable, SourceNotReady
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.versions import Policy
@@ -112,10 +112,10 @@ class Replica:
         self.slot.engine = None
 
     def start_engine(self) -> bool:
-        """Load an engine from the node checkpoint; False while there is none."""
+        """Load an engine from the node checkpoint; False while there is none, or somebody writes it."""
         try:
             self.slot.load(Checkpoint.open(self.node.checkpoint.path))
-        except SourceNotReady:
+        except (SourceNotReady, CheckpointBusy):
             return False
         return True
 

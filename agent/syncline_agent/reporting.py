@@ -1,4 +1,5 @@
-"""The follower's voice: the current `Status`, its metrics and its counters. Decides nothing and reads nothing."""
+"""The follower's voice: the current `Status`, its metrics, its counters, and a line in the log whenever what keeps the
+node from its target changes. Decides nothing and reads nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from structlog.typing import FilteringBoundLogger
+
+from syncline.logs import logger
 from syncline.metrics import Metrics
 from syncline_agent.policy import Target
 from syncline_agent.status import ApplyPath, Identity, LastSync, Phase, Status
@@ -31,8 +35,11 @@ def aimed(target: Target | None, error: str | None) -> dict[str, Any]:
 class Reporter:
     """Other threads read `status`; a new one replaces it whole."""
 
-    def __init__(self, identity: Identity, metrics: Metrics) -> None:
+    def __init__(self, identity: Identity, metrics: Metrics, log: FilteringBoundLogger | None = None) -> None:
         self._metrics = metrics
+        self._log = log or logger("agent")
+        self._said: str | None = None
+        """The error that the log knows of."""
         self._status = Status(identity)
         self._lock = threading.Lock()
         self._bytes: dict[str, int] = {}
@@ -49,10 +56,28 @@ class Reporter:
     def say(self, **fields: Any) -> None:
         """Replace fields of the status."""
         with self._lock:
-            self._status = replace(
-                self._status, bytes_by_source=dict(self._bytes), retries=dict(self._retries), **fields
+            before = self._status
+            self._status = now = replace(
+                before, bytes_by_source=dict(self._bytes), retries=dict(self._retries), **fields
             )
-        self._gauge(self._status)
+        if (before.run, before.view) != (now.run, now.view):
+            self._forget(before)
+        self._gauge(now)
+        self._tell(before, now)
+
+    def _tell(self, before: Status, now: Status) -> None:
+        if now.target_error != before.target_error:
+            if now.target_error is not None:
+                self._log.warning("target file not in force", error=now.target_error)
+            else:
+                self._log.info("target file in force", run=now.run, view=now.view, generation=now.generation)
+        if now.error is not None and now.error not in (self._said, now.target_error):
+            self._said = now.error
+            self._log.warning("held up", run=now.run, phase=before.phase.value, error=now.error, failures=now.failures)
+        elif now.error is None and now.failures == 0 and self._said is not None:
+            # Between two tries there is no error either, but it is over only when one has succeeded.
+            self._said = None
+            self._log.info("went on", run=now.run, phase=now.phase.value)
 
     def sources_at(self, run: str, view: str, heads: Mapping[str, int | None]) -> None:
         """The newest version that each source holds, None for one that does not say."""
@@ -103,6 +128,22 @@ class Reporter:
     def _pool(self) -> tuple[str, str, str]:
         status = self._status
         return status.run or "", status.view, status.identity.pool
+
+    def _forget(self, status: Status) -> None:
+        """Another run or view is followed: of the last one nothing may stand as if it were so now."""
+        if status.run is None:
+            return
+        metrics, node = self._metrics, (status.run, status.view, status.identity.pool, status.identity.node)
+        for gauge in (
+            metrics.applied_version,
+            metrics.lag_versions,
+            metrics.lag_seconds,
+            metrics.proven,
+            metrics.staged_bytes,
+        ):
+            gauge.remove(*node)
+        if status.head is not None:
+            metrics.head_version.remove(status.run, status.view)
 
     def _gauge(self, status: Status) -> None:
         if status.run is None:

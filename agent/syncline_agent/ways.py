@@ -87,8 +87,8 @@ class Ways:
             sync.checkpoint = self._checkpoint.path
             return
         owner = self._report.status.identity.node
-        with self._heart.lease(keys, chain.lineage, owner=owner, version=version):
-            sync.checkpoint = self._checkpoint.second(chain, version, vetoed=vetoed)
+        with self._heart.lease(keys, chain.lineage, owner=owner, version=version) as keep:
+            sync.checkpoint = self._checkpoint.second(chain, version, vetoed=vetoed, starts_from=keep)
 
     def _check_layout(self, chain: Chain, sync: Sync) -> None:
         """Other tensors cannot be scattered into a running engine; a restarted one loads them from the checkpoint."""

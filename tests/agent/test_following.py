@@ -15,7 +15,7 @@ from syncline.clock import ManualClock
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
-from syncline.wire.records import HeadRecord
+from syncline.wire.records import HeadRecord, LeaseRecord
 from syncline_agent import status as documented
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import ApplyPath, Phase
@@ -117,6 +117,30 @@ def test_a_joiner_takes_its_lease_before_it_lists_and_lets_go_when_its_heartbeat
     beats = [i for i, (call, key) in enumerate(counting.calls) if call == "put" and key.startswith(KEYS.consumers)]
     assert put < anchors < gone
     assert any(anchors < i < gone for i in beats)
+
+
+def test_a_joiner_tells_from_which_anchor_it_starts_before_it_fetches_it(world: Any) -> None:
+    """A distributor that starts anew meanwhile knows no more than the lease says."""
+    world.publish(5)
+    world.anchor(4)()
+    noting = Counting(world.store)
+    replica = world.replica(stores={"origin": noting})
+    written: list[tuple[int, int | None]] = []
+
+    def put(key: str, data: bytes) -> str:
+        if key.startswith(KEYS.leases):
+            written.append((len(noting.calls), LeaseRecord.parse(bytes(data), what=key).version))
+        return world.store.put(key, data)
+
+    noting.put = put  # pyright: ignore[reportAttributeAccessIssue]
+    world.follow(replica, 5)
+    assert [None, 4] == [version for _, version in written]
+    fetched = [
+        i
+        for i, (_, key) in enumerate(noting.calls)
+        if key.startswith(f"{KEYS.anchors}{4:012d}/") and ".json" not in key
+    ]
+    assert fetched[0] >= written[1][0]
 
 
 def test_an_idle_node_asks_the_store_less_than_once_a_second(world: Any) -> None:
@@ -224,6 +248,47 @@ def test_a_version_vetoed_while_its_chunks_are_fetched_is_never_served(world: An
     for _ in range(10):
         world.pass_time(replica.node.follower.tick())
         assert 1 == replica.serving.version
+
+
+def test_a_version_vetoed_while_it_is_staged_is_never_served(world: Any) -> None:
+    world.publish()
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish()
+    world.run(replica, lambda s: s.phase is Phase.COMMIT)
+    mark_bad(world.reader, 2, "reward fell", clock=world.clock)
+    for _ in range(10):
+        world.pass_time(replica.node.follower.tick())
+        assert 1 == replica.serving.version
+    assert 0 == replica.node.reporter.status.failures
+    world.follow(replica, world.publish())
+
+
+def test_a_version_vetoed_on_the_way_back_to_it_is_not_undone_to(world: Any) -> None:
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    world.follow(replica, world.publish())
+    world.aim(replica, pinned=2)
+    world.run(replica, lambda s: s.phase is Phase.COMMIT)
+    mark_bad(world.reader, 2, "reward fell", clock=world.clock)
+    served: set[int] = set()
+    for _ in range(20):
+        world.pass_time(replica.node.follower.tick())
+        served.add(replica.serving.version)
+    assert {3, 1} == served
+
+
+def test_a_staged_version_is_committed_while_the_store_is_silent(world: Any) -> None:
+    world.publish()
+    faulty = scripted(world)
+    replica = world.replica(stores={"origin": faulty}, consumers=world.store)
+    world.follow(replica, 1)
+    world.publish()
+    world.run(replica, lambda s: s.phase is Phase.COMMIT)
+    faulty._plan = ScriptedFaults([("list_after", "vetoes", Fault(FaultKind.UNAVAILABLE))])
+    replica.node.follower.tick()
+    assert 2 == replica.serving.version
 
 
 def test_a_suspended_node_stays_where_it_is_and_goes_on_later(world: Any) -> None:
@@ -545,17 +610,6 @@ def test_a_folder_that_cannot_be_written_is_said_in_the_status(world: Any) -> No
     assert 1 == replica.serving.version
     chunks.unlink()
     chunks.with_name("away").rename(chunks)
-    world.follow(replica, 2)
-
-
-def test_nothing_of_the_run_before_is_said_of_the_next(world: Any) -> None:
-    world.publish(2)
-    replica = world.replica()
-    world.follow(replica, 2)
-    world.aim(replica, run="other")
-    status = world.run(replica, lambda s: s.run == "other")
-    assert (None, None, None) == (status.head, status.target, status.lineage)
-    world.aim(replica)
     world.follow(replica, 2)
 
 

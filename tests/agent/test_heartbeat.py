@@ -7,9 +7,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from blake3 import blake3
+from structlog.testing import capture_logs
+from typing_extensions import Buffer
 
 from syncline.clock import ManualClock
 from syncline.errors import NotFound, StoreUnavailable
+from syncline.store.base import ObjectInfo
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, RandomFaults, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
@@ -147,6 +151,86 @@ def test_a_lease_is_held_from_the_first_line_to_the_last_and_renewed_in_between(
             ages = [node.store_clock.now() - i.modified for i in node.memory.list_after(KEYS.leases)]
             assert [True] == [age < 60 for age in ages]
     assert [] == node.leases()
+
+
+def test_a_lease_says_what_it_is_about_as_soon_as_that_is_known_and_ever_after() -> None:
+    node = Node()
+    with node.heart.lease(KEYS, LINEAGE, owner="n", version=None) as about:
+        assert [None] == [r.version for r in node.leases()]
+        about(4)
+        assert [4] == [r.version for r in node.leases()]
+        for _ in range(100):
+            node.pass_time(1.0)
+            node.heart.tick()
+        assert [4] == [r.version for r in node.leases()]
+    assert [] == node.leases()
+
+
+def test_what_a_lease_is_about_is_told_later_when_the_store_does_not_take_it_now() -> None:
+    node = Node()
+    faulty = node.faulty()
+    heart = node.over(faulty)
+    with heart.lease(KEYS, LINEAGE, owner="n", version=None) as about:
+        faulty._plan = ScriptedFaults([("put", "leases", Fault(FaultKind.UNAVAILABLE))])
+        about(4)
+        assert [None] == [r.version for r in node.leases()]
+        heart.tick()
+        assert [4] == [r.version for r in node.leases()]
+
+
+class ByContent(MemoryStore):
+    """A store whose etags say what an object holds, as most do."""
+
+    def put(self, key: str, data: Buffer) -> str:
+        super().put(key, data)
+        return self.head(key).etag
+
+    def head(self, key: str) -> ObjectInfo:
+        fetched = self.get(key, max_bytes=RECORD_MAX_BYTES)
+        assert fetched is not None
+        return replace(super().head(key), etag=blake3(fetched.data).hexdigest())
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, ByContent])
+def test_two_nodes_of_one_name_are_both_told_until_one_leaves(kind: type[MemoryStore]) -> None:
+    """Their records may be equal to the byte: then only the store's clock tells them apart."""
+    node = Node(skew=-50.0)
+    store = kind(node.store_clock)
+    node.heart, second = node.over(store), node.over(store)
+    for number in range(150):
+        node.heart.tick()
+        if number >= 5:
+            second.tick()
+        node.pass_time(1.0)
+    key = KEYS.consumer("c", "ns", "p", "n")
+    said = f"shared: another agent writes {key} too; give each agent its own --node"
+    assert [said, said] == [node.heart.state, second.state]
+    for _ in range(150):
+        second.tick()
+        node.pass_time(1.0)
+    assert "on" == second.state
+
+
+@pytest.mark.parametrize("latency", [0.0, 2.0])
+def test_a_node_alone_is_never_told_of_another(latency: float) -> None:
+    node = Node(skew=7.0)
+    states: set[str] = set()
+    for number in range(900):
+        node.heart.tick()
+        states.add(node.heart.state)
+        node.pass_time(1.0 + (latency if number % 15 == 0 else 0.0))
+        node.status = replace(node.status, applied=Applied(LINEAGE, "main", 3 + number // 40, "cd" * 16, True))
+    assert {"on"} == states
+
+
+def test_what_becomes_of_heartbeats_is_logged_once_a_change() -> None:
+    node = Node()
+    with capture_logs() as lines:
+        heart = node.over(node.faulty(*[FaultKind.UNAVAILABLE] * 3))
+        for _ in range(60):
+            heart.tick()
+            node.pass_time(1.0)
+    assert [("heartbeats late", "warning"), ("heartbeats on", "info")] == [(e["event"], e["log_level"]) for e in lines]
 
 
 def test_a_key_that_may_not_delete_lets_the_lease_run_out_at_once() -> None:
