@@ -54,16 +54,19 @@ def _shares(
     reader: ChainReader, manifest: VersionManifest, table: TensorTable, progress: Callable[[str, int, int], None]
 ) -> defaultdict[int, _Share]:
     """By index in the table; payloads only, without the chunks' directories and shared tables."""
+    tiling = reader.run_record().tiling.tiling
     total, done = sum(ref.size for ref in manifest.chunks), 0
     shares: defaultdict[int, _Share] = defaultdict(_Share)
 
+    def frames_of(tensor: int) -> int:
+        if tensor >= len(table.tensors):
+            raise FormatInvalid(
+                f"a chunk of version {manifest.version} names tensor {tensor} of {len(table.tensors)}; do not use it"
+            )
+        return table.tensors[tensor].grid(tiling).count
+
     for ref in manifest.chunks:
-        for section in parse(reader.chunk(ref), what=reader.keys.chunk(ref.blake3)).sections:
-            if section.tensor >= len(table.tensors):
-                raise FormatInvalid(
-                    f"{reader.keys.chunk(ref.blake3)} names tensor {section.tensor} of {len(table.tensors)}; "
-                    f"do not use version {manifest.version}"
-                )
+        for section in parse(reader.chunk(ref), what=reader.keys.chunk(ref.blake3), frames_of=frames_of).sections:
             share = shares[section.tensor]
             share.codecs.add(CODEC_NAMES.get(section.codec, f"codec {section.codec}"))
             share.changed += sum(frame.changed for frame in section.frames)

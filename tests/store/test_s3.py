@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,10 @@ def test_a_store_that_is_down_is_unavailable(seaweed: Seaweed, proxy: RecordingP
     with pytest.raises(StoreUnavailable, match=proxy.endpoint):
         store.head("a")
     store.close()
+    by_default = S3Store(replace(location, assumed=True), S3Credentials.from_env(seaweed.environ))
+    with pytest.raises(StoreUnavailable, match="no endpoint was named, so Amazon's is asked"):
+        by_default.head("a")
+    by_default.close()
 
 
 # With retries
