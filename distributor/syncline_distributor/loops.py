@@ -1,8 +1,8 @@
 """Threads that drive ticks: one a concern, so that an anchor never holds up a publish.
 
 A tick does at most one thing and returns seconds until the next, or None when it is done for good. Errors that may pass
-are waited out; being fenced ends that loop and not the process; an error that nobody foresaw ends the loop and shows in
-`/livez`, so that whatever runs the process starts it again.
+are waited out, and said once while they stay the same; being fenced ends that loop and not the process; an error that
+nobody foresaw ends the loop and shows in `/livez`, so that whatever runs the process starts it again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Loop:
             log.error("stopped for good", loop=self.name, error=str(error), phase=self.name)
             return None
         except (SynclineError, OSError) as error:
+            if str(error) != self.error:
+                log.warning("failed; trying again", loop=self.name, error=str(error), phase=self.name)
             self.error = str(error)
-            log.warning("failed; trying again", loop=self.name, error=str(error), phase=self.name)
             return ERROR_WAIT_S
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from syncline.chain import ChainReader
 from syncline.clock import ManualClock
+from syncline.errors import StoreDenied
 from syncline.metrics import Metrics
 from syncline.store.memory import MemoryStore
 from syncline.store.open import open_store
@@ -125,6 +127,24 @@ def test_a_loop_ends_for_good_on_an_error_that_nobody_foresaw() -> None:
     loop.start()
     assert loop.join(10)
     assert (True, "ZeroDivisionError: odd") == (loop.broken, loop.error)
+
+
+def test_a_loop_says_an_error_that_stays_the_same_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syncline_distributor.loops.ERROR_WAIT_S", 0.0)
+    denied, gone = StoreDenied("the key pair may not read"), StoreDenied("the bucket is gone")
+    script: Iterator[StoreDenied | float | None] = iter([denied, denied, denied, gone, gone, 0.0, gone, None])
+
+    def tick() -> float | None:
+        found = next(script)
+        if isinstance(found, StoreDenied):
+            raise found
+        return found
+
+    loop = Loop("odd", tick, threading.Event())
+    with capture_logs() as said:
+        loop.start()
+        assert loop.join(10)
+    assert [str(denied), str(gone), str(gone)] == [line["error"] for line in said]
 
 
 class Running:

@@ -109,6 +109,23 @@ def test_a_writer_that_takes_over_rebases_on_what_the_old_one_wrote_first(
         old.publish(source.step())
 
 
+def test_a_writer_that_is_overtaken_while_it_opens_is_fenced(publisher: Make, trainer: Any) -> None:
+    source = trainer()
+    publisher().publish(source.weights)
+    slow, fast = publisher(), publisher()
+    opening = slow.open_steps()
+    until(opening, "publish.epoch_taken")
+    fast.open()
+    with pytest.raises(Fenced, match="held epoch 2 and stops"):
+        finish(opening)
+    assert slow.fenced is not None
+    with pytest.raises(Fenced, match="end that one and start this one again"):
+        slow.publish(source.step())
+    assert 4 == fast.publish(source.step()).version
+    slow.open()  # taking over is opening again
+    assert (4, None) == (slow.epoch, slow.fenced)
+
+
 def test_of_two_that_create_a_run_at_once_one_stops(publisher: Make, trainer: Any, store: MemoryStore) -> None:
     one, other, source = publisher(), publisher(), trainer()
     first = one.publish_steps(source.weights)
