@@ -15,7 +15,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,11 +25,12 @@ from syncline.clock import Clock, SystemClock
 from syncline.delta import StagedTensor, stage_whole
 from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, FrameCorrupt, LayoutRefused
 from syncline.wire.digest import Digest, total
-from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
+from syncline_agent.arm.asked import check_asked
 from syncline_agent.arm.memory import HostMemory, Memory, Units
-from syncline_agent.arm.staging import Staged, stage_checkpoint, stage_deltas
-from syncline_agent.arm.sweeping import SLICE_UNITS, change_before, units_digest
+from syncline_agent.arm.staging import Staged, stage
+from syncline_agent.arm.sweeping import SLICE_UNITS, Walks, units_digest
 from syncline_agent.engine import Applied, StageRequest, StageResult
 
 
@@ -44,18 +46,6 @@ class _Switch:
     @property
     def tensors(self) -> list[StagedTensor]:
         return self.staged.tensors
-
-
-@dataclass(slots=True)
-class _Walk:
-    """A sweep's way through one tensor."""
-
-    tensor: int
-    done: int = 0
-    """Units summed up."""
-    found: Digest = field(default_factory=Digest)
-    missed: list[tuple[StagedTensor, bool, int]] = field(default_factory=list[tuple[StagedTensor, bool, int]])
-    """What was written meanwhile, whether it was an undo, and how far the walk was then."""
 
 
 class LiveWeights:
@@ -79,7 +69,7 @@ class LiveWeights:
         self._lock = threading.Lock()  # guards the memory while it is written or a slice of it is read, and all state
         self._sweeping = threading.Lock()
         self._digests: list[Digest] = []
-        self._walks: list[_Walk] = []
+        self._walks = Walks(table, self._memory, self._lock, self._clock)
         self._impatient = 0
         """Sweeps that wait for another to end: that one no longer rests."""
         self._doubts = 0
@@ -150,10 +140,10 @@ class LiveWeights:
         """Decode and check the changes; the contract is `Engine.stage`'s. Only reads live memory."""
         started = self._clock.monotonic()
         self.discard()
-        before = self._check(request)
+        before = check_asked(request, self._applied, error=self._error, table=self.table, tiling=self._tiling)
         self._tiling = request.tiling
         try:
-            staged = self._decode(request)
+            staged = stage(self.table, request, self._memory, self._digests, self._executor)
         except (FrameCorrupt, DigestMismatch):
             if request.checkpoint is None:
                 self._sweep_tensors(0.0, SLICE_UNITS)  # raises if it is memory that is wrong, and not the delta
@@ -199,8 +189,7 @@ class LiveWeights:
             except Exception as error:
                 self._doubt(f"writing version {target} failed half-way ({error}); undo, or stage it from a checkpoint")
                 raise EngineUncertain(str(self._error)) from error
-            for walk in self._walks:
-                walk.missed += [(s, switch.undo, walk.done) for s in switch.tensors if s.tensor == walk.tensor]
+            self._walks.written(switch.tensors, self._tiling, undo=switch.undo)
             self._version = target
             self._digests = list(switch.staged.digests_before if switch.undo else switch.staged.digests_after)
             self._written = switch
@@ -275,80 +264,19 @@ class LiveWeights:
                 return self._applied
 
     def _sweep_tensors(self, rest: float, slice_units: int) -> None:
-        for index, spec in enumerate(self.table.tensors):
-            self._sweep_tensor(index, spec, rest, slice_units)
-
-    def _sweep_tensor(self, index: int, spec: TensorSpec, rest: float, slice_units: int) -> None:
-        walk = _Walk(index)
-        with self._lock:
-            self._walks.append(walk)
-        try:
-            while self._walk_on(walk, spec, slice_units, rest):
-                pass
-        finally:
-            with self._lock:
-                self._walks.remove(walk)
-
-    def _walk_on(self, walk: _Walk, spec: TensorSpec, slice_units: int, rest: float) -> bool:
-        """One slice, or the comparison after the last; whether there is more to do."""
-        while walk.missed:  # a commit changed what was summed up already: add that instead of starting over
-            assert self._tiling is not None
-            staged, undo, done = walk.missed.pop(0)
-            walk.found += change_before(spec, self._tiling, staged, done, undo=undo)
-        began = self._clock.monotonic()
-        with self._lock:
-            if walk.missed:
-                return True
-            if walk.done >= spec.units:
-                if walk.found != self._digests[walk.tensor]:
-                    self._doubt(f"live bits of {spec.name} are not version {self._version}'s; stage a checkpoint")
-                    raise DigestMismatch(str(self._error))
-                return False
-            stop = min(walk.done + slice_units, spec.units)
-            walk.found += units_digest(spec, self._memory.units(walk.tensor, walk.done, stop), walk.done)
-            walk.done = stop
-        if rest and not self._impatient:
-            self._clock.sleep(rest * (self._clock.monotonic() - began))
-        return True
-
-    def _check(self, request: StageRequest) -> Applied:
-        applied = self._applied
-        if applied is None:
-            raise EngineUnavailable("the engine holds no version yet; load a checkpoint first")
-        if (request.lineage, request.view) != (applied.lineage, applied.view):
-            raise LayoutRefused(
-                f"the engine follows view {applied.view} of lineage {applied.lineage}, not {request.view} of"
-                f" {request.lineage}; restart it from a checkpoint of that run"
+        for tensor in range(len(self.table.tensors)):
+            self._walks.through(
+                tensor,
+                slice_units=slice_units,
+                rest=lambda: 0.0 if self._impatient else rest,
+                arrived=partial(self._compare, tensor),
             )
-        if self._tiling is not None and request.tiling != self._tiling:
-            raise LayoutRefused(f"the run's tiling is {self._tiling}, the request says {request.tiling}")
-        table = TensorTable.parse(request.table.read_bytes(), what=str(request.table))
-        if table.encode() != self.table.encode():
-            theirs, ours = ({t.name: t for t in x.tensors} for x in (table, self.table))
-            other = sorted(n for n in theirs | ours if theirs.get(n) != ours.get(n))
-            raise LayoutRefused(f"version {request.target} has other tensors than the engine, first {other[0]}")
-        if request.checkpoint is None:
-            if self._error is not None:
-                raise DigestMismatch(f"live memory is in doubt ({self._error}); stage from a checkpoint, or sweep")
-            if (request.base, request.base_digest) != (applied.version, applied.digest):
-                raise DigestMismatch(
-                    f"the deltas start from version {request.base} with digest {request.base_digest}, live is"
-                    f" {applied.version} with {applied.digest}"
-                )
-        return applied
 
-    def _decode(self, request: StageRequest) -> Staged:
-        if request.checkpoint is not None:
-            staged = stage_checkpoint(self.table, request, self._memory, self._executor)
-        else:
-            staged = stage_deltas(self.table, request, self._memory, self._digests, self._executor)
-        predicted = total(staged.digests_after).hex
-        if predicted != request.target_digest:
-            raise DigestMismatch(
-                f"the changes lead to digest {predicted}, version {request.target} has {request.target_digest};"
-                " nothing was written"
-            )
-        return staged
+    def _compare(self, tensor: int, found: Digest) -> None:
+        if found != self._digests[tensor]:
+            name = self.table.tensors[tensor].name
+            self._doubt(f"live bits of {name} are not version {self._version}'s; stage a checkpoint")
+            raise DigestMismatch(str(self._error))
 
     def _doubt(self, error: str) -> None:
         """Out of service, and what was staged on such memory is void. The caller holds the lock."""

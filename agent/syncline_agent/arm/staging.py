@@ -15,7 +15,7 @@ from pathlib import Path
 from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta, StagedTensor, stage_tensor, stage_whole
 from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused
-from syncline.wire.digest import Digest
+from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm.memory import Memory
 from syncline_agent.arm.sweeping import units_digest
@@ -37,6 +37,24 @@ class Staged:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors)
+
+
+def stage(
+    table: TensorTable, request: StageRequest, memory: Memory, digests: Sequence[Digest], executor: Executor | None
+) -> Staged:
+    """The changes of a request that was checked. DigestMismatch, before anything is written, when they lead elsewhere
+    than to its target."""
+    if request.checkpoint is not None:
+        staged = stage_checkpoint(table, request, memory, executor)
+    else:
+        staged = stage_deltas(table, request, memory, digests, executor)
+    predicted = total(staged.digests_after).hex
+    if predicted != request.target_digest:
+        raise DigestMismatch(
+            f"the changes lead to digest {predicted}, version {request.target} has {request.target_digest};"
+            " nothing was written"
+        )
+    return staged
 
 
 def stage_deltas(
