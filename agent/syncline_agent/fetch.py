@@ -78,6 +78,7 @@ class Fetcher:
         key = keys.chunk(ref.blake3)
         waiting: Retryable | None = None
         corrupt: ChunkCorrupt | None = None
+        refused: SynclineError | None = None
         for source in self._sources:
             for _ in range(TRIES_A_SOURCE):
                 try:
@@ -94,11 +95,12 @@ class Fetcher:
                     self._retried("unavailable")
                     break
                 except SynclineError as error:
-                    return error
-        if waiting is not None:
-            return waiting
-        if corrupt is not None:
-            return corrupt
+                    refused = error  # a key pair that one source does not know is no reason to leave the others unasked
+                    self._retried("refused")
+                    break
+        told = waiting or corrupt or refused
+        if told is not None:
+            return told
         return LinkMissing(f"{key} is in none of {', '.join(s.store.url for s in self._sources)}; planning again")
 
     def _download(self, source: Source, key: str, ref: ChunkRef) -> None:

@@ -58,15 +58,16 @@ def opened_run(store: str, run: str, view: str, as_json: bool, *, patience: Retr
     try:
         at.reader.run_record()
     except NotFound as error:
-        raise NotFound(f"run {run} in {store}", whats_there(at.store)) from error
+        raise NotFound(f"run {run} in {store}", whats_there(at)) from error
     return at
 
 
-def whats_there(store: WeightStore) -> str:
+def whats_there(at: Opened) -> str:
     """The runs of a store, for whoever asked for another. Lists all of the store, so only for an error."""
     try:
-        names = (info.key.partition("/")[0] for info in store.list_after("") if info.key.endswith("/run.json"))
-        runs = sorted(set(names))
+        with at.output.err.status("looking at what else the store holds"):
+            keys = [info.key for info in at.store.list_after("") if info.key.endswith("/run.json")]
+        runs = sorted({key.partition("/")[0] for key in keys})
     except StoreDenied:
         return "check the run name (--run); this key pair may not list what the store holds"
     if not runs:

@@ -137,7 +137,7 @@ class _Follower:
             head = reader.head()
         except NotFound:
             # Listed once: what else is in the store tells a wrong name from a run that is yet to begin.
-            self._instead = self._instead or f"; {whats_there(self._at.store)}"
+            self._instead = self._instead or f"; {whats_there(self._at)}"
             head = None
         if head is None:
             self.remark = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}{self._instead}"

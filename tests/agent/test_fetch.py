@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from syncline.clock import ManualClock
-from syncline.errors import ChunkCorrupt, DiskFull, LinkMissing, StoreUnavailable
+from syncline.errors import ChunkCorrupt, DiskFull, LinkMissing, StoreDenied, StoreUnavailable
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
@@ -74,6 +74,19 @@ def test_a_mirror_that_is_corrupt_at_rest_is_passed_over_for_the_origin(tmp_path
     Fetcher(sources, files, fetched=tally.fetched).fetch(KEYS, [ref])
     assert b"right" == files.chunk(ref.blake3).read_bytes()
     assert {"mirror": 10, "origin": 5} == tally.bytes
+
+
+def test_a_mirror_that_refuses_is_passed_over_for_the_origin(tmp_path: Path) -> None:
+    store, tally = MemoryStore(ManualClock()), Tally()
+    ref = put(store, b"right")
+    denied = faulty(store, FaultKind.DENIED, FaultKind.DENIED)
+    files = NodeFiles(tmp_path)
+    sources = [Source("mirror", denied), Source("origin", store)]
+    Fetcher(sources, files, retried=tally.retries.append).fetch(KEYS, [ref])
+    assert b"right" == files.chunk(ref.blake3).read_bytes()
+    assert ["refused"] == tally.retries
+    with pytest.raises(StoreDenied):
+        Fetcher([Source("origin", denied)], NodeFiles(tmp_path / "other")).fetch(KEYS, [ref])
 
 
 def test_a_chunk_that_is_wrong_everywhere_is_refused_by_name(tmp_path: Path) -> None:
