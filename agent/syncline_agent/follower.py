@@ -19,8 +19,6 @@ from syncline import faults
 from syncline.clock import Clock
 from syncline.errors import (
     EngineUncertain,
-    LayoutRefused,
-    LineageChanged,
     NotFound,
     Retryable,
     StoreUnavailable,
@@ -29,15 +27,17 @@ from syncline.errors import (
 from syncline.wire.records import VersionManifest
 from syncline_agent.background import Chain, NodeCheckpoint, path_chunks
 from syncline_agent.choosing import Chooser
-from syncline_agent.engine import Applied, CommitResult, Engine, EngineDescription
+from syncline_agent.engine import Applied, Engine
 from syncline_agent.healing import Healer
 from syncline_agent.heartbeat import Heart
+from syncline_agent.held import Held
 from syncline_agent.lag import Lag
 from syncline_agent.nodefiles import NodeFiles, node_trouble
 from syncline_agent.policy import Target, TargetFile
 from syncline_agent.reporting import Reporter, aimed
 from syncline_agent.settings import FollowSettings
-from syncline_agent.status import WORK, ApplyPath, LastSync, Phase
+from syncline_agent.status import WORK, ApplyPath, Phase
+from syncline_agent.switching import Switch
 from syncline_agent.syncing import Sync
 from syncline_agent.ways import Ways
 
@@ -61,7 +61,6 @@ class Follower:
         log: FilteringBoundLogger,
     ) -> None:
         """`chains` makes what reads (run, view); it raises what the store raises."""
-        self._engine = engine
         self._chains = chains
         self._files = files
         self._checkpoint = checkpoint
@@ -72,6 +71,8 @@ class Follower:
         self._clock = clock
         self._random = random
         self._log = log
+        self._held = Held(engine)
+        self._switch = Switch(engine, files, reporter, clock=clock, log=log)
         self._ways = Ways(files, checkpoint, heart, reporter)
         self._healer = Healer(engine, files, checkpoint, log)
         self._chooser = Chooser(clock=clock, veto_seconds=settings.veto_seconds)
@@ -80,16 +81,10 @@ class Follower:
         self._began = clock.monotonic()
         self._target: Target | None = None
         self._chain: Chain | None = None
-        self._applied: Applied | None = None
-        self._described: EngineDescription | None = None
         self._wanted: VersionManifest | None = None
         self._sync: Sync | None = None
-        self._came_from: int | None = None
-        """Where a commit that failed half-way started from."""
         self._failures = 0
         self._error: str | None = None
-        self._silence = ""
-        """Why the engine could not be described."""
 
     @property
     def chain(self) -> Chain | None:
@@ -144,11 +139,11 @@ class Follower:
     # --- Idle: what is served, what should be, and is there anything to do
 
     def _idle(self, target: Target) -> float:
-        described = self._describe()
+        described = self._held.look()
         chain = self._followed(target)
         if chain is None:
             return self._poll_delay()
-        applied = self._applied
+        applied = self._held.applied
         if applied is not None and not applied.proven:
             return self._enter(Phase.HEAL)
         if applied is None and self._checkpoint.version(chain.lineage, target.view) is None:
@@ -157,19 +152,14 @@ class Follower:
         self._lag.head_read(self._chooser.head_at)
         self._error = self._chooser.remark
         if described is None:
-            self._error = f"no engine to commit to ({self._silence}); waiting for one"
+            self._error = f"no engine to commit to ({self._held.silence}); waiting for one"
             return self._enter(Phase.IDLE, self._poll_delay())
         if applied is None:
             self._error = (
                 described.error or "the engine holds no version yet; waiting until it has loaded the checkpoint"
             )
             return self._enter(Phase.FAILED if described.error else Phase.IDLE, self._poll_delay())
-        if (applied.lineage, applied.view) != (chain.lineage, target.view):
-            raise LineageChanged(
-                f"the engine serves view {applied.view} of lineage {applied.lineage}, run {target.run} is view "
-                f"{target.view} of lineage {chain.lineage}: the run name was reused, or the target names another run; "
-                "restart the engine on a new node directory"
-            )
+        self._held.check_run(chain, target)
         if wanted is None or wanted.version == applied.version:
             return self._rest(wanted, applied, target)
         if self._chooser.lags(wanted, applied, target):
@@ -188,16 +178,6 @@ class Follower:
         self._ways.arrived()
         self._lag.caught_up()
         return self._enter(Phase.SUSPENDED if target.suspend else Phase.IDLE, self._poll_delay())
-
-    def _describe(self) -> EngineDescription | None:
-        try:
-            self._described = self._engine.describe()
-            self._applied = self._described.applied
-        except SynclineError as error:
-            self._silence = str(error)
-            self._described = self._applied = None
-            self._came_from = None  # an engine that comes back has loaded afresh
-        return self._described
 
     def _followed(self, target: Target) -> Chain | None:
         if self._chain is None:
@@ -266,10 +246,7 @@ class Follower:
         return self._enter(Phase.PLAN)
 
     def _stage(self, chain: Chain, sync: Sync) -> float:
-        staged = self._engine.stage(sync.request(chain, self._files))
-        sync.changed = staged.changed
-        self._report.staged(staged.staged_bytes)
-        faults.reach("apply.staged")
+        self._switch.stage(chain, sync)
         return self._enter(Phase.COMMIT)
 
     def _commit(self, chain: Chain, sync: Sync, target: Target) -> float:
@@ -278,64 +255,31 @@ class Follower:
             self._log.info("left a staged version that was marked bad", version=sync.target.version, reason=reason)
             self._drop_sync()
             return self._enter(Phase.IDLE)
-        if sync.path is ApplyPath.UNDO:
-            try:
-                result = self._engine.undo(sync.target.version)
-            except LayoutRefused:
-                sync.path = ApplyPath.CHECKPOINT
-                return self._enter(Phase.PLAN)
-            self._engine.sweep()
-        else:
-            result = self._engine.commit(sync.target.version, target.policy)
-        faults.reach("apply.committed")
-        if result.digest != sync.target.digest:
-            raise EngineUncertain(
-                f"version {result.version} was committed with digest {result.digest}, not {sync.target.digest}"
-            )
-        self._done(chain, sync, result)
-        return self._enter(Phase.IDLE)
-
-    def _done(self, chain: Chain, sync: Sync, result: CommitResult) -> None:
+        result = self._switch.commit(sync, target.policy)
+        if result is None:
+            return self._enter(Phase.PLAN)
         sync.spent(Phase.COMMIT, self._clock.monotonic() - self._began)
-        last = LastSync(
-            version=result.version,
-            came_from=sync.applied.version,
-            seconds=dict(sync.seconds),
-            total_seconds=self._clock.monotonic() - sync.began,
-            behind_seconds=self._lag.age(sync.modified),
-            pause_seconds=result.pause_seconds,
-            bytes=sync.fetched_bytes,
-            changed=sync.changed,
-        )
-        self._report.committed(last, sync.path)
-        self._log.info(
-            "committed",
-            run=chain.reader.keys.run,
-            version=last.version,
-            base=last.came_from,
-            path=sync.path.value,
-            pause_seconds=round(last.pause_seconds, 6),
-            total_seconds=round(last.total_seconds, 6),
-        )
-        self._sync, self._came_from, self._failures, self._error = None, None, 0, None
+        self._switch.committed(chain, sync, result, behind_seconds=self._lag.age(sync.modified))
+        self._sync, self._held.came_from, self._failures, self._error = None, None, 0, None
         self._ways.arrived()
         self._lag.caught_up()
-        self._describe()
+        self._held.look()
         self._checkpoint.drop_second()
         boot = self._checkpoint.version(chain.lineage, chain.reader.keys.view)
         self._files.prune(path_chunks(chain, boot, result.version, self._settings.keep_chunk_bytes))
+        return self._enter(Phase.IDLE)
 
     # --- Heal: bits in doubt
 
     def _heal(self, target: Target) -> float:
         chain = self._chain
-        if chain is None or self._describe() is None:
+        if chain is None or self._held.look() is None:
             return self._enter(Phase.IDLE, self._backoff())
         fallback = self._wanted.version if self._wanted is not None else None
-        healed = self._healer.heal(chain, came_from=self._came_from, fallback=fallback, policy=target.policy)
+        healed = self._healer.heal(chain, came_from=self._held.came_from, fallback=fallback, policy=target.policy)
         self._log.info("healed", run=target.run, version=healed.version)
-        self._came_from, self._failures, self._error = None, 0, None
-        self._describe()
+        self._held.came_from, self._failures, self._error = None, 0, None
+        self._held.look()
         return self._enter(Phase.IDLE)
 
     # --- failures
@@ -349,27 +293,24 @@ class Follower:
             self._lag.store_failed()
         if sync is not None:
             if isinstance(error, EngineUncertain):
-                self._came_from = sync.applied.version
+                self._held.came_from = sync.applied.version
             self._ways.learn(error, phase, sync)
             self._drop_sync()
         if self._failures > 1 and phase is not Phase.HEAL and not isinstance(error, Retryable | EngineUncertain):
             # A reader remembers what it read: if that was damaged on its way, it must be read again. Not before healing,
             # which must not wait for a store.
             self._chain = None
-        self._describe()
+        self._held.look()
         if isinstance(error, EngineUncertain) or phase is Phase.HEAL:
             self._report.mismatched(phase)
             delay = 0.0 if phase is not Phase.HEAL else self._backoff()
-            return self._enter(Phase.HEAL if self._described is not None else Phase.IDLE, delay)
+            return self._enter(Phase.HEAL if self._held.described is not None else Phase.IDLE, delay)
         return self._enter(Phase.FAILED, self._backoff())
 
     def _drop_sync(self) -> None:
         self._sync = None
         if self._phase in (Phase.STAGE, Phase.COMMIT):
-            try:
-                self._engine.discard()
-            except SynclineError as error:
-                self._log.info("could not discard what is staged", error=str(error))
+            self._switch.discard()
 
     # --- pacing and status
 
@@ -384,7 +325,7 @@ class Follower:
         return self._settings.backoff(self._failures) * self._random.uniform(0.5, 1.0)
 
     def _publish(self) -> None:
-        target, chain, applied, wanted = self._target, self._chain, self._applied, self._wanted
+        target, chain, applied, wanted = self._target, self._chain, self._held.applied, self._wanted
         head = self._chooser.head
         known = applied is not None and wanted is not None and chain is not None and applied.lineage == chain.lineage
         self._report.say(
@@ -394,7 +335,7 @@ class Follower:
             head=head.version if head is not None else None,
             target=wanted.version if wanted is not None else None,
             applied=applied,
-            engine=self._described,
+            engine=self._held.described,
             in_service=self._ways.undisputed(applied) and self._phase is not Phase.HEAL,
             lag_versions=abs(wanted.version - applied.version) if known and applied and wanted else 0,
             lag_seconds=self._lag.seconds(),
