@@ -57,13 +57,13 @@ class Reporter:
         """Replace fields of the status."""
         with self._lock:
             before = self._status
-            self._status = now = replace(
-                before, bytes_by_source=dict(self._bytes), retries=dict(self._retries), **fields
-            )
-        if (before.run, before.view) != (now.run, now.view):
-            self._forget(before)
+            now = replace(before, bytes_by_source=dict(self._bytes), retries=dict(self._retries), **fields)
+            if (before.run, before.view) != (now.run, now.view):
+                now = replace(now, source_heads={})
+                self._forget(before)
+            self._status = now
+            self._tell(before, now)
         self._gauge(now)
-        self._tell(before, now)
 
     def _tell(self, before: Status, now: Status) -> None:
         if now.target_error != before.target_error:

@@ -52,7 +52,8 @@ def walk_down(chain: ChainMap) -> list[int]:
 
 
 def keep(chain: ChainMap, needs: Iterable[int | None], *, keep_anchors: int = 1, keep_versions: int = 0) -> Kept:
-    """The keep-set. `needs` holds each fresh reader's versions (applied, pinned, boot, target; leases) and None for a joiner.
+    """The keep-set. `needs` holds each fresh reader's versions (applied, pinned, boot, target; leases) and None for a
+    joiner.
 
     A joiner's path is kept always; beyond the needs so are the newest `keep_anchors` anchors and the newest
     `keep_versions` versions.

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from syncline.checkpoint import locks
+from syncline.checkpoint.marker import OwnFiles
 from syncline.clock import ManualClock
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
@@ -475,6 +477,25 @@ def test_a_checkpoint_that_rotted_on_disk_is_made_anew_by_the_background(world: 
     replica.stop_engine()
     assert replica.start_engine()
     assert 3 == world.follow(replica, 3).boot
+
+
+def test_a_node_says_what_it_waits_for_while_a_stopped_process_holds_its_checkpoint(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent was killed while it patched, an engine that starts mends it and is stopped: nothing may hang on that."""
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.05)
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    replica.restart_agent()
+    own = OwnFiles(replica.node.checkpoint.path)
+    with locks.exclusive(own.lock):
+        own.journal.write_bytes(b"torn")
+        status = world.run(replica, lambda s: s.failures == 2)
+        assert f"{replica.node.checkpoint.path} is being read or written by another process" in status.error
+        assert 2 == replica.serving.version
+    world.publish()
+    assert 2 == world.follow(replica, 3).boot
 
 
 def test_a_disk_that_refuses_the_advance_is_said_and_tried_again(world: Any) -> None:

@@ -80,9 +80,12 @@ def test_nothing_of_the_run_before_is_said_of_the_next(world: Any, other: dict[s
     world.publish(3)
     world.aim(replica, suspend=True)
     world.run(replica, lambda s: s.lag_versions == 3 and s.lag_seconds > 0)
+    replica.node.reporter.sources_at("run", "main", {"mirror": 4})
     world.aim(replica, **other)
     status = world.run(replica, lambda s: (s.run, s.view) != ("run", "main"))
     assert (None, None, 0, 0.0) == (status.head, status.target, status.lag_versions, status.lag_seconds)
+    assert {} == status.source_heads
+    replica.node.reporter.sources_at("run", "main", {"mirror": None})  # as its own loop does at its next turn
     gauges = [
         s
         for m in replica.node.reporter._metrics.registry.collect()
