@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from syncline.codecs.base import Codec, FrameChange
-from syncline.codecs.registry import CODECS, codec, codec_named
+from syncline.codecs.registry import CODECS, SectionCodecs, codec_named
 from syncline.errors import FormatInvalid, FrameCorrupt
-from syncline.wire.limits import CODEC_CONTEXT
+from syncline.wire.chunk import CodecTable
 
 Units = NDArray[np.unsignedinteger]
 
@@ -87,6 +89,10 @@ def test_any_two_frames_round_trip(each: Codec, pair: tuple[Units, Units]) -> No
     assert np.array_equal(new, decoded(each, each.encode(change), old, change.positions.size))
 
 
+def no_base() -> Units:
+    raise AssertionError("the base was looked at")
+
+
 @widths
 def test_a_codec_that_places_without_the_base_says_the_same_as_its_decoder(width: type[np.unsignedinteger]) -> None:
     old = random_units(width, 4099, seed=3)
@@ -95,7 +101,7 @@ def test_a_codec_that_places_without_the_base_says_the_same_as_its_decoder(width
     placing = []
     for each in CODECS.values():
         payload = memoryview(each.encode(change))
-        placed = each.place(payload, units=old.size, dtype=old.dtype, changed=change.positions.size)
+        placed = each.place(payload, units=old.size, dtype=old.dtype, changed=change.positions.size, base=no_base)
         if placed is not None:
             placing.append(each.name)
             assert np.array_equal(change.positions, placed.positions)
@@ -121,23 +127,30 @@ def test_the_head_of_a_change_is_the_change_of_the_head() -> None:
     assert np.array_equal(expected.whole(), head.whole())
 
 
+def section_codec(
+    codec_id: int, params: bytes = b"", *, tables: Sequence[CodecTable] = (), dtype: str = "BF16"
+) -> Codec:
+    return SectionCodecs(tables, what="chunk c").codec(codec_id, params, dtype)
+
+
 @pytest.mark.parametrize("codec_id", [0, 6, 255])
 def test_an_unknown_codec_is_refused_with_its_number(codec_id: int) -> None:
     with pytest.raises(FormatInvalid, match=f"codec {codec_id} "):
-        codec(codec_id)
-
-
-def test_the_codec_of_the_next_version_is_refused_by_name() -> None:
-    with pytest.raises(FormatInvalid, match=r"codec 5 \(context\)"):
-        codec(CODEC_CONTEXT)
-    with pytest.raises(FormatInvalid, match="context"):
-        codec_named("context")
+        section_codec(codec_id)
 
 
 @every_codec
 def test_a_codec_is_found_by_id_and_by_name(each: Codec) -> None:
-    assert each is codec(each.id)
+    assert each is section_codec(each.id)
     assert each is codec_named(each.name)
+
+
+@every_codec
+def test_parameters_and_tables_are_refused_by_codecs_that_take_none(each: Codec) -> None:
+    with pytest.raises(FormatInvalid, match=f"{each.name}.*takes none"):
+        section_codec(each.id, b"\x00")
+    with pytest.raises(FormatInvalid, match=f"table for codec {each.id} \\({each.name}\\); it takes none"):
+        section_codec(each.id, tables=[CodecTable(each.id, b"")])
 
 
 @every_codec

@@ -53,14 +53,27 @@ REFUSED = [
     ("more changes than units", [chunk(section(0, (0, 129)))], "frame 0 of a changes more units"),
     ("a frame twice, two chunks", [chunk(section(0, (1, 1)))] * 2, "chunk c1 has frame 1 of a a second time"),
     ("an unknown codec", [chunk(section(0, (0, 1), codec=99))], r"codec 99 \(unknown\)"),
-    ("the next version's codec", [chunk(section(0, (0, 1), codec=CODEC_CONTEXT))], r"codec 5 \(context\)"),
+    (
+        "context without parameters",
+        [chunk(section(0, (0, 1), codec=CODEC_CONTEXT))],
+        "codec context with parameters ''",
+    ),
+    (
+        "context without its table",
+        [chunk(section(0, (0, 1), codec=CODEC_CONTEXT, params=bytes([0, 15])))],
+        "table 0 of 0",
+    ),
+    (
+        "context with a lane shift out of bounds",
+        [chunk(section(0, (0, 1), codec=CODEC_CONTEXT, params=bytes([0, 31])))],
+        "lane shift 31",
+    ),
     (
         "parameters for a codec without",
         [chunk(section(0, (0, 1), params=b"p"))],
-        "chunk c0 has parameters for codec raw",
+        r"chunk c0 has parameters for codec 1 \(raw\)",
     ),
-    ("a table for a codec without", [tabled(CODEC_SPARSE)], "chunk c0 has a table for codec 2; no codec"),
-    ("a table of the next version's codec", [tabled(CODEC_CONTEXT)], "chunk c0 has a table for codec 5; no codec"),
+    ("a table for a codec without", [tabled(CODEC_SPARSE)], r"chunk c0 has a table for codec 2 \(sparse\)"),
     ("a truncated chunk", [chunk(section(0, (0, 1)))[:-1]], "chunk c0 is truncated"),
     ("another kind of file", [b"PK\3\4" * 20], "chunk c0 does not start"),
 ]

@@ -1,4 +1,4 @@
-"""Units, frames, digests and chunks of the wire format as FORMAT.md sections 3 to 6 have them.
+"""Units, frames, digests and chunks of the wire format as FORMAT.md sections 3 to 7 have them.
 
 Part of the independent reader; never imports Syncline. Slow and plain on purpose.
 """

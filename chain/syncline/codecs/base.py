@@ -39,12 +39,14 @@ class FrameChange:
     """New bits at the positions."""
     whole: Callable[[], Units]
     """All new bits of the frame. A call, because they must be copied where the frame's rows lie apart and few codecs want them."""
+    base: Callable[[], Units]
+    """All old bits of the frame, likewise."""
 
     @classmethod
     def between(cls, old: Units, new: Units) -> Self:
         """From two contiguous frames of equal length that differ somewhere."""
         positions = np.flatnonzero(old != new).astype(np.uint32)
-        return cls(new.size, positions, old[positions], new[positions], lambda: new)
+        return cls(new.size, positions, old[positions], new[positions], lambda: new, lambda: old)
 
     def head(self, units: int) -> Self:
         """The change of the frame's first units alone."""
@@ -52,7 +54,11 @@ class FrameChange:
             return self
         kept = int(np.searchsorted(self.positions, units))
         parts = (self.positions[:kept], self.before[:kept], self.after[:kept])
-        return type(self)(units, *parts, lambda: self.whole()[:units])
+        return type(self)(units, *parts, lambda: self.whole()[:units], lambda: self.base()[:units])
+
+
+class Uncodable(Exception):
+    """A codec has no code for a change; the frame goes to another. Never leaves the encoder."""
 
 
 class Codec(Protocol):
@@ -76,8 +82,17 @@ class Codec(Protocol):
         """Cost of encode and decode on one core, a changed unit. `python -m bench codecs` measures both."""
         ...
 
+    @property
+    def shared(self) -> bytes | None:
+        """The codec table that its sections refer to; None for a codec that has none."""
+        ...
+
+    def params(self, table: int) -> bytes:
+        """Parameters of its sections, where the chunk holds the shared table at place `table`."""
+        ...
+
     def encode(self, change: FrameChange) -> bytes:
-        """Payload of a frame."""
+        """Payload of a frame. Uncodable when only another codec can hold the change."""
         ...
 
     def decode(self, payload: memoryview, frame: Units, *, changed: int) -> None:
@@ -88,12 +103,29 @@ class Codec(Protocol):
         """
         ...
 
-    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed | None:
-        """The new bits and where they go in a frame of `units`, for a codec that tells without the base; None for one that does not.
+    def place(
+        self, payload: memoryview, *, units: int, dtype: UnitType, changed: int, base: Callable[[], Units]
+    ) -> Placed | None:
+        """The new bits and where they go in a frame of `units`, for a codec that tells without writing; None for one that does not.
 
-        FrameCorrupt as in `decode`, except that the caller must check that every unit differs from the base (`check_moved`).
+        `base` gives the frame's base bits, contiguous and only to be read; it is called where they are needed. FrameCorrupt as in `decode`,
+        except that the caller must check that every unit differs from the base (`check_moved`).
         """
         ...
+
+
+class Unshared:
+    """A codec that needs nothing but the frame."""
+
+    __slots__ = ()
+
+    @property
+    def shared(self) -> bytes | None:
+        return None
+
+    def params(self, table: int) -> bytes:
+        del table
+        return b""
 
 
 def check_moved(base: Units, new: Units) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from syncline.codecs.base import FrameChange, Placed, Units, UnitType
+from syncline.codecs.base import FrameChange, Placed, Units, UnitType, Unshared
 from syncline.errors import FrameCorrupt
 from syncline.wire.limits import CODEC_RAW
 
 
 @dataclass(frozen=True, slots=True)
-class RawCodec:
+class RawCodec(Unshared):
     """Payload: n units of w bytes."""
 
     id: int = CODEC_RAW
@@ -34,5 +35,7 @@ class RawCodec:
             )
         frame[:] = new
 
-    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed | None:
+    def place(
+        self, payload: memoryview, *, units: int, dtype: UnitType, changed: int, base: Callable[[], Units] | None = None
+    ) -> Placed | None:
         return None

@@ -8,12 +8,13 @@ minus 1; a gap g is g // 255 bytes of 255 and one byte g % 255. Splitting planes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.codecs.base import FrameChange, Placed, Units, UnitType, check_moved
+from syncline.codecs.base import FrameChange, Placed, Units, UnitType, Unshared, check_moved
 from syncline.codecs.compressed import zstd_compress, zstd_expand
 from syncline.errors import FrameCorrupt
 from syncline.kernels.gaps import max_bytes, read_gaps, write_gaps
@@ -23,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class SparseCodec:
+class SparseCodec(Unshared):
     """Payload: see the module."""
 
     id: int = CODEC_SPARSE
@@ -43,7 +44,9 @@ class SparseCodec:
         check_moved(frame[placed.positions], placed.units)
         frame[placed.positions] = placed.units
 
-    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed:
+    def place(
+        self, payload: memoryview, *, units: int, dtype: UnitType, changed: int, base: Callable[[], Units] | None = None
+    ) -> Placed:
         if not 1 <= changed <= units:
             raise FrameCorrupt(f"sparse: {changed} changes in a frame of {units} units")
         gaps, at = _take_part(payload, 0, at_most=max_bytes(changed, units))

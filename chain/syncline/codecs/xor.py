@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline.codecs.base import FrameChange, Placed, Units, UnitType
+from syncline.codecs.base import FrameChange, Placed, Units, UnitType, Unshared
 from syncline.codecs.compressed import lz4_compress, lz4_expand, zstd_compress, zstd_expand
 from syncline.errors import FrameCorrupt
 from syncline.wire.limits import CODEC_XOR_LZ4, CODEC_XOR_ZSTD
 
 
 @dataclass(frozen=True, slots=True)
-class XorCodec:
+class XorCodec(Unshared):
     """Payload: the compressed mask."""
 
     id: int
@@ -48,7 +48,9 @@ class XorCodec:
             raise FrameCorrupt(f"{self.name}: the mask changes {found} units, {changed} were promised")
         frame ^= mask
 
-    def place(self, payload: memoryview, *, units: int, dtype: UnitType, changed: int) -> Placed | None:
+    def place(
+        self, payload: memoryview, *, units: int, dtype: UnitType, changed: int, base: Callable[[], Units] | None = None
+    ) -> Placed | None:
         return None
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.registry import CODECS, codec_named
-from syncline.wire.limits import CODEC_RAW
+from syncline.delta.comparing import PILOT_FRAMES
+from syncline.wire.limits import CODEC_CONTEXT, CODEC_NAMES, CODEC_RAW
 
-PILOT_FRAMES = 3
 PILOT_UNITS = 1 << 16
 """Of each pilot frame: a change's cost is told by a few hundred changes as well as by ten thousand."""
 
@@ -22,17 +22,33 @@ class CodecChoice:
     """Name of the only codec to use."""
     link_bytes_per_second: float = 25e6
     """What a byte costs: the link that most replicas sit behind (200 Mbit/s)."""
+    cores: int = 16
+    """That share the work on either side; frames are independent."""
     dense_ratio: float = 0.75
     """Share changed from which a tensor goes `raw` without a pilot (high learning rates, Muon)."""
 
-    def choose(self, pilot: Sequence[FrameChange]) -> Codec:
-        """The codec for a tensor whose first changed frames are `pilot` (at least one)."""
+    @property
+    def takes_context(self) -> bool:
+        """Whether tables for the context coder are worth making."""
+        return self.forced is None or self.forced == CODEC_NAMES[CODEC_CONTEXT]
+
+    def is_dense(self, changed: int, units: int) -> bool:
+        """Whether frames of so many units go `raw`."""
         if self.forced is not None:
-            return codec_named(self.forced)
+            return self.forced == CODECS[CODEC_RAW].name
+        return changed >= self.dense_ratio * units
+
+    def choose(self, pilot: Sequence[FrameChange], context: Codec | None = None, *, table_changes: int = 1) -> Codec:
+        """The codec for a tensor whose first changed frames are `pilot` (at least one).
+
+        `context` is the context coder with a table that fits, where the tensor's dtype has one; so many changes share that table.
+        """
+        if self.forced is not None and (self.forced != CODEC_NAMES[CODEC_CONTEXT] or context is not None):
+            return context if context is not None and self.forced == context.name else codec_named(self.forced)
         pilot = pilot[:PILOT_FRAMES]
         units = sum(change.units for change in pilot)
         changed = sum(change.positions.size for change in pilot)
-        if changed >= self.dense_ratio * units:
+        if self.is_dense(changed, units):
             return CODECS[CODEC_RAW]
         heads = [change.head(PILOT_UNITS) for change in pilot]
         sample = [head for head in heads if head.positions.size] or [pilot[0]]
@@ -40,14 +56,18 @@ class CodecChoice:
         changed = sum(change.positions.size for change in sample)
 
         def seconds(codec: Codec) -> float:
-            return units * codec.seconds_per_unit + changed * codec.seconds_per_change
+            return (units * codec.seconds_per_unit + changed * codec.seconds_per_change) / self.cores
 
         # raw always loses below the dense threshold; leaving it out saves a copy of every pilot frame
+        candidates = [codec for codec in (*CODECS.values(), context) if codec is not None and codec.id != CODEC_RAW]
         best, least = CODECS[CODEC_RAW], float("inf")
-        for codec in sorted((c for c in CODECS.values() if c.id != CODEC_RAW), key=seconds):
+        for codec in sorted(candidates, key=seconds):
             if seconds(codec) >= least:
                 break  # its time alone costs more than the best does with its bytes
-            cost = seconds(codec) + sum(len(codec.encode(change)) for change in sample) / self.link_bytes_per_second
+            size = sum(len(codec.encode(change)) for change in sample)
+            if codec.shared is not None:
+                size += len(codec.shared) * changed / table_changes
+            cost = seconds(codec) + size / self.link_bytes_per_second
             if cost < least:
                 best, least = codec, cost
         return best

@@ -1,34 +1,30 @@
-"""From old and new weights to chunks, in bounded memory: a batch of frames at a time, a chunk leaves as soon as it is full."""
+"""From old and new weights to chunks, in bounded memory: frames are compared, held in groups that share codec tables, encoded, packed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
-from syncline.codecs.base import Codec, FrameChange
-from syncline.delta.choice import PILOT_FRAMES, CodecChoice
+from syncline.codecs.base import Codec
+from syncline.codecs.registry import CODECS
+from syncline.delta.choice import CodecChoice
+from syncline.delta.comparing import TensorComparison
+from syncline.delta.grouping import HELD_BYTES, Group
+from syncline.delta.packing import Packer
 from syncline.delta.parallel import in_order
-from syncline.delta.sums import count_nonfinite
 from syncline.errors import LayoutRefused
-from syncline.kernels import frames as kernels
-from syncline.kernels.digest import change_digest
-from syncline.wire.chunk import Chunk, EncodedFrame, Section, pack
-from syncline.wire.digest import Digest, seeds, total
-from syncline.wire.limits import CHUNK_TARGET_BYTES
+from syncline.wire.chunk import EncodedFrame
+from syncline.wire.digest import Digest, total
+from syncline.wire.limits import CHUNK_TARGET_BYTES, CODEC_RAW
 from syncline.wire.records import ChunkRef, Statistics
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline.wire.tiling import FrameGrid, Tiling
+from syncline.wire.tiling import Tiling
 
 Units = NDArray[np.unsignedinteger]
-
-BATCH_FRAMES = 64
-"""Frames whose payloads are held before they go to a chunk, at most. Scratch is held a thread, not a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +35,6 @@ class TensorChange:
     changed: int
     digest_change: Digest
     nonfinite: int
-    codec: str | None
-    """None when nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,59 +54,6 @@ class _Totals:
     codecs: dict[str, int] = field(default_factory=dict[str, int])
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    index: int
-    change: FrameChange
-
-
-@dataclass(frozen=True, slots=True)
-class _Coded:
-    frame: EncodedFrame
-    digest_change: Digest
-    nonfinite: int
-
-
-class _TensorCoder:
-    """The work on one frame, as an executor's threads run it. Scratch lives as long as one call."""
-
-    def __init__(self, spec: TensorSpec, grid: FrameGrid, old: Units, new: Units) -> None:
-        self.grid = grid
-        self._spec = spec
-        self._seed = seeds(spec.name)
-        self._old = old
-        self._new = new
-
-    def compare(self, index: int) -> _Compared | None:
-        frame = self.grid.frame(index)
-        found = kernels.difference(self._old, self._new, frame)
-        if found.positions.size == 0:
-            return None
-        return _Compared(index, FrameChange(frame.units, *found.parts, partial(kernels.view, self._new, frame)))
-
-    def code(self, codec: Codec, compared: _Compared) -> _Coded:
-        change = compared.change
-        frame = self.grid.frame(compared.index)
-        return _Coded(
-            EncodedFrame(compared.index, int(change.positions.size), codec.encode(change)),
-            change_digest(frame, change.positions, change.before, change.after, self._seed),
-            count_nonfinite(self._spec, change.after),
-        )
-
-    def compare_and_code(self, codec: Codec, index: int) -> _Coded | None:
-        compared = self.compare(index)
-        return None if compared is None else self.code(codec, compared)
-
-
-def _batches(count: int) -> Iterator[range]:
-    """Frame indices, the first few apart: their changes are held while the codec is chosen from them."""
-    size = PILOT_FRAMES
-    at = 0
-    while at < count:
-        yield range(at, min(at + size, count))
-        at, size = at + size, BATCH_FRAMES
-
-
 class DeltaEncoder:
     """Add tensors in ascending index order, then `finish`. Not thread-safe; works through `executor` inside."""
 
@@ -126,57 +67,56 @@ class DeltaEncoder:
         choice: CodecChoice | None = None,
         executor: Executor | None = None,
         target_bytes: int = CHUNK_TARGET_BYTES,
+        held_bytes: int = HELD_BYTES,
     ) -> None:
-        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete."""
+        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete; changes of `held_bytes` share tables."""
         self._table = table
         self._tiling = tiling
         self._executor = executor
         self._choice = choice or CodecChoice()
-        self._packer = _Packer(nonce, sink, target_bytes)
+        self._packer = Packer(nonce, sink, target_bytes)
+        self._group = Group(self._choice, executor, held_bytes=held_bytes)
         self._totals = _Totals()
         self._previous = -1
 
     def add(self, tensor: int, old: Units, new: Units) -> TensorChange:
-        """Encode what differs between two flat unit views of a tensor.
+        """Compare two flat unit views of a tensor and encode what differs, now or with tensors that follow.
 
-        LayoutRefused when a view does not have the tensor's units.
+        `old` must stand unchanged until `finish`; `new` is not looked at again. LayoutRefused when a view does not have the tensor's units.
         """
         if tensor <= self._previous:
             raise ValueError(f"tensor {tensor} was added after {self._previous}")
         self._previous = tensor
         spec = self._table.tensors[tensor]
-        _check_view(spec, old)
-        _check_view(spec, new)
-        coder = _TensorCoder(spec, spec.grid(self._tiling), old, new)
-        codec: Codec | None = None
+        check_views(spec, old, new)
+        comparison = TensorComparison(spec, spec.grid(self._tiling), old, new)
         changed = nonfinite = 0
         digest_change = Digest()
-        for batch in _batches(coder.grid.count):
-            if codec is None:
-                compared = [c for c in in_order(self._executor, coder.compare, batch) if c is not None]
-                if not compared:
-                    continue
-                codec = self._choice.choose([c.change for c in compared])
-                coded = list(in_order(self._executor, partial(coder.code, codec), compared))
+        for batch in comparison.batches():
+            compared = [c for c in in_order(self._executor, comparison.compare, batch) if c is not None]
+            digest_change = total([digest_change, *(frame.digest_change for frame in compared)])
+            units = sum(comparison.grid.frame(index).units for index in batch)
+            moved = sum(int(frame.change.positions.size) for frame in compared)
+            if compared and self._choice.is_dense(moved, sum(frame.change.units for frame in compared)):
+                self._flush()
+                raw = CODECS[CODEC_RAW]
+                for frame in compared:  # now: the new weights may not be here when a group is encoded
+                    self._take(
+                        tensor, raw, EncodedFrame(frame.index, frame.change.positions.size, raw.encode(frame.change))
+                    )
             else:
-                coded = [
-                    c for c in in_order(self._executor, partial(coder.compare_and_code, codec), batch) if c is not None
-                ]
-            for part in coded:
-                self._packer.add(tensor, codec.id, part.frame)
-                changed += part.frame.changed
-                nonfinite += part.nonfinite
-            digest_change = total([digest_change, *(part.digest_change for part in coded)])
-            self._totals.frames += len(coded)
-        if codec is not None:
-            self._totals.changed += changed
-            self._totals.tensors += 1
-            self._totals.nonfinite += nonfinite
-            self._totals.codecs[codec.name] = self._totals.codecs.get(codec.name, 0) + changed
-        return TensorChange(tensor, changed, digest_change, nonfinite, codec.name if codec else None)
+                self._group.add(tensor, spec, old, compared, units=units)
+                if self._group.full:
+                    self._flush()
+            changed += moved
+            nonfinite += sum(frame.nonfinite for frame in compared)
+        self._totals.tensors += changed > 0
+        self._totals.nonfinite += nonfinite
+        return TensorChange(tensor, changed, digest_change, nonfinite)
 
     def finish(self) -> EncodedDelta:
-        """Close the last chunk."""
+        """Encode what is held and close the last chunk."""
+        self._flush()
         chunks = self._packer.finish()
         totals = self._totals
         statistics = Statistics(
@@ -191,64 +131,21 @@ class DeltaEncoder:
         )
         return EncodedDelta(chunks, statistics)
 
+    def _flush(self) -> None:
+        self._group.encode(self._take)
 
-class _Packer:
-    """Frames into chunks of about `target` bytes."""
-
-    def __init__(self, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None], target: int) -> None:
-        self._nonce = nonce
-        self._sink = sink
-        self._target = target
-        self._sections: list[Section] = []
-        self._frames: list[EncodedFrame] = []
-        self._open: tuple[int, int] | None = None
-        self._bytes = 0
-        self._refs: list[ChunkRef] = []
-
-    def add(self, tensor: int, codec: int, frame: EncodedFrame) -> None:
-        if self._bytes and self._bytes + len(frame.payload) > self._target:
-            self._close_chunk()
-        if self._open != (tensor, codec):
-            self._close_section()
-            self._open = (tensor, codec)
-        self._frames.append(frame)
-        self._bytes += len(frame.payload)
-
-    def finish(self) -> list[ChunkRef]:
-        self._close_chunk()
-        return self._refs
-
-    def _close_section(self) -> None:
-        if self._open is not None and self._frames:
-            self._sections.append(Section(*self._open, self._frames))
-        self._frames = []
-        self._open = None
-
-    def _close_chunk(self) -> None:
-        self._close_section()
-        if not self._sections:
-            return
-        data = pack(Chunk(self._nonce(), self._sections))
-        ref = ChunkRef(
-            blake3=blake3(data).hexdigest(),
-            size=len(data),
-            first_tensor=self._sections[0].tensor,
-            last_tensor=self._sections[-1].tensor,
-        )
-        self._sink(ref, data)
-        self._refs.append(ref)
-        self._sections = []
-        self._bytes = 0
-
-
-def _check_view(spec: TensorSpec, flat: Units) -> None:
-    if flat.ndim != 1 or flat.size != spec.units or flat.itemsize != spec.unit_bytes or flat.dtype.kind != "u":
-        raise LayoutRefused(
-            f"{spec.name}: {flat.dtype} {flat.shape} is not a flat view of {spec.units} units of {spec.unit_bytes} bytes"
-        )
+    def _take(self, tensor: int, codec: Codec, frame: EncodedFrame) -> None:
+        self._packer.add(tensor, codec, frame)
+        self._totals.frames += 1
+        self._totals.changed += frame.changed
+        self._totals.codecs[codec.name] = self._totals.codecs.get(codec.name, 0) + frame.changed
 
 
 def check_views(spec: TensorSpec, *views: Units) -> None:
     """LayoutRefused, naming the tensor, unless each is a flat unit view of it."""
     for flat in views:
-        _check_view(spec, flat)
+        if flat.ndim != 1 or flat.size != spec.units or flat.itemsize != spec.unit_bytes or flat.dtype.kind != "u":
+            raise LayoutRefused(
+                f"{spec.name}: {flat.dtype} {flat.shape} is not a flat view of {spec.units} units of "
+                f"{spec.unit_bytes} bytes"
+            )

@@ -9,7 +9,7 @@ from typing import Self
 from typing_extensions import Buffer
 
 from syncline.codecs.base import Codec
-from syncline.codecs.registry import codec
+from syncline.codecs.registry import SectionCodecs
 from syncline.errors import FormatInvalid
 from syncline.wire.chunk import Chunk, EncodedFrame, parse
 from syncline.wire.records import ChunkRef
@@ -44,16 +44,11 @@ class Delta:
             chunk = parse(memoryview(data), what=f"chunk {name}", frames_of=_frames_of(table, tiling, name))
             if isinstance(named, ChunkRef):
                 _check_span(named, chunk)
-            if chunk.tables:
-                raise FormatInvalid(
-                    f"chunk {name} has a table for codec {chunk.tables[0].codec}; no codec here takes one"
-                )
+            codecs = SectionCodecs(chunk.tables, what=f"chunk {name}")
             for section in chunk.sections:
                 spec = table.tensors[section.tensor]
                 grid = spec.grid(tiling)
-                reader = codec(section.codec)
-                if section.params:
-                    raise FormatInvalid(f"chunk {name} has parameters for codec {reader.name}, which takes none")
+                reader = codecs.codec(section.codec, section.params, spec.dtype)
                 of_tensor = frames.setdefault(section.tensor, {})
                 for frame in section.frames:
                     if frame.changed > grid.frame(frame.index).units:

@@ -147,9 +147,14 @@ def _decode(index: int, frame: Frame, live: Units, row: Sequence[CodedFrame]) ->
     """One frame of each delta in a row, against the live frame."""
     if len(row) == 1:
         only = row[0]
-        # Absolute bits need no scratch: the work is one touch a change, not a copy and a comparison of the frame.
-        payload = memoryview(only.frame.payload)
-        placed = only.codec.place(payload, units=frame.units, dtype=live.dtype, changed=only.frame.changed)
+        # What tells its places needs no scratch: the work is one touch a change, not a copy and a comparison of the frame.
+        placed = only.codec.place(
+            memoryview(only.frame.payload),
+            units=frame.units,
+            dtype=live.dtype,
+            changed=only.frame.changed,
+            base=lambda: kernels.view(live, frame),
+        )
         if placed is not None:
             old = kernels.take(live, frame, placed.positions)
             check_moved(old, placed.units)

@@ -17,6 +17,7 @@ from numba import types
 Signature = tuple[Any, ...]
 
 INT = types.int64
+U16 = types.uint16
 U32 = types.uint32
 U64 = types.uint64
 
@@ -36,16 +37,20 @@ def compiled(
 
     @cache
     def of(dtype: np.dtype[Any]) -> Callable[..., Any]:
-        arguments = signature(numba.from_dtype(dtype))
-        options = {"nogil": True, "error_model": "numpy"}
-        named = _named(function, dtype)
-        try:
-            return numba.njit([arguments], cache=True, **options)(named)
-        except (RuntimeError, OSError):
-            # No place for the cache (a read-only image without a home), or a full disk: only the next start is slower.
-            return numba.njit([arguments], **options)(named)
+        return compiled_as(_named(function, dtype), signature(numba.from_dtype(dtype)))
 
     return of
+
+
+@cache
+def compiled_as(function: Callable[..., Any], arguments: Signature) -> Callable[..., Any]:
+    """The machine code of `function` for these argument types, likewise."""
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit([arguments], cache=True, **options)(function)
+    except (RuntimeError, OSError):
+        # No place for the cache (a read-only image without a home), or a full disk: only the next start is slower.
+        return numba.njit([arguments], **options)(function)
 
 
 def _named(function: Callable[..., Any], dtype: np.dtype[Any]) -> Callable[..., Any]:
@@ -55,6 +60,11 @@ def _named(function: Callable[..., Any], dtype: np.dtype[Any]) -> Callable[..., 
     may give one number to two variants, and then one of them runs the other's machine code, for good and without a word.
     """
     enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    if odd := [value for value in enclosed if not isinstance(value, (int, np.integer))]:
+        # numba keys its cache by what a function encloses; a function has another key in every process, and so is compiled in each
+        raise TypeError(
+            f"{function.__qualname__} encloses {odd[0]!r}; only integers keep their name from process to process"
+        )
     named = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

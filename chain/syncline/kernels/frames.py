@@ -121,21 +121,22 @@ def _check_inside(flat: Units, frame: Frame) -> None:
         raise IndexError(f"{frame} does not fit a tensor of {flat.size} units")
 
 
+@nb.njit(inline="always")
+def _units_of(word_old, word_new, at, found, positions, before, after, lanes):
+    bits = 64 // lanes
+    mask = ~np.uint64(0) >> np.uint64(64 - bits)
+    for lane in range(lanes):  # writes always, moves on at a change: no branch to guess
+        unit_old = (word_old >> np.uint64(bits * lane)) & mask
+        unit_new = (word_new >> np.uint64(bits * lane)) & mask
+        positions[found] = at + lane
+        before[found] = unit_old
+        after[found] = unit_new
+        found += unit_old != unit_new
+    return found
+
+
 def _diff_kernel(lanes: int):
     """The loop for words of so many units; a constant, so that the walk over a changed word unrolls."""
-    bits = 64 // lanes
-    mask = np.uint64((1 << bits) - 1)
-
-    @nb.njit(inline="always")
-    def units_of(word_old, word_new, at, found, positions, before, after):
-        for lane in range(lanes):  # writes always, moves on at a change: no branch to guess
-            unit_old = (word_old >> np.uint64(bits * lane)) & mask
-            unit_new = (word_new >> np.uint64(bits * lane)) & mask
-            positions[found] = at + lane
-            before[found] = unit_old
-            after[found] = unit_new
-            found += unit_old != unit_new
-        return found
 
     def kernel(old, new, base, runs, length, stride, positions, before, after):
         found = 0
@@ -153,11 +154,12 @@ def _diff_kernel(lanes: int):
                 for j in range(_BLOCK):
                     a, b = row_old[start + j], row_new[start + j]
                     if a != b:
-                        found = units_of(a, b, (first + start + j) * lanes, found, positions, before, after)
+                        at = (first + start + j) * lanes
+                        found = _units_of(a, b, at, found, positions, before, after, lanes)
             for j in range(blocks, length):
                 a, b = row_old[j], row_new[j]
                 if a != b:
-                    found = units_of(a, b, (first + j) * lanes, found, positions, before, after)
+                    found = _units_of(a, b, (first + j) * lanes, found, positions, before, after, lanes)
         return found
 
     return kernel

@@ -32,8 +32,8 @@ FRAME_MAX_UNITS = 1 << 20
 """Bounds of the tiling in run.json; positions inside a frame therefore fit 20 bits."""
 FRAME_WAYS = 16
 SECTION_PARAMS_MAX_BYTES = 64
-CODEC_TABLES_MAX = 256
-CODEC_TABLE_MAX_BYTES = 1 << 16
+CODEC_TABLES_MAX = 64
+CODEC_TABLE_MAX_BYTES = 1 << 15
 STEP_MAX = (1 << 53) - 1
 
 CODEC_RAW = 1
@@ -41,7 +41,6 @@ CODEC_SPARSE = 2
 CODEC_XOR_ZSTD = 3
 CODEC_XOR_LZ4 = 4
 CODEC_CONTEXT = 5
-"""Reserved: the context coder. No v1 writer emits it yet; a reader without it refuses the frame by name."""
 CODEC_NAMES = {
     CODEC_RAW: "raw",
     CODEC_SPARSE: "sparse",

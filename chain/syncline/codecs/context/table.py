@@ -1,0 +1,172 @@
+"""A codec table: widths and value lists by context, as bytes and as the compiled loops want them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.errors import FormatInvalid
+from syncline.kernels.clock import VALUE_BITS
+
+CONTEXTS = 256
+SYMBOLS = 256
+LISTS_MAX = 256
+ZONE_BITS_MIN, ZONE_BITS_MAX = 16, 20
+WIDTH_MAX = 1 << 18
+_TOTAL = 1 << VALUE_BITS
+
+Words = NDArray[np.uint32]
+ValueList = tuple[tuple[int, int], ...]
+"""(symbol, frequency) in the order in which a decoder looks; the frequencies sum to 4096."""
+
+
+def widest(zone_bits: int) -> int:
+    """Greatest width that a table with zones of 2^zone_bits ticks may have."""
+    return min(4 << zone_bits, WIDTH_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextTable:
+    """Made by `fitting.fit`, or parsed. Equal tables have equal bytes."""
+
+    zone_bits: int
+    """Z: a zone is 2^Z ticks."""
+    widths: tuple[int, ...]
+    """Of each of the 256 contexts, in ticks; 0: no change can be coded in it."""
+    lists: tuple[ValueList, ...]
+    """Value lists; at least one."""
+    of_context: tuple[int, ...]
+    """Number of the value list of each context."""
+    data: bytes = field(init=False, compare=False, repr=False)
+    """The table's bytes."""
+    ticks: Words = field(init=False, compare=False, repr=False)
+    """`widths` for the loops."""
+    list_numbers: Words = field(init=False, compare=False, repr=False)
+    codes: Words = field(init=False, compare=False, repr=False)
+    """start << 16 | frequency at list * 256 + symbol; 0 where the list does not hold the symbol."""
+    firsts: Words = field(init=False, compare=False, repr=False)
+    """Of each context, where its list begins in `uppers` and `symbols`."""
+    uppers: Words = field(init=False, compare=False, repr=False)
+    """Sums of frequencies up to and with each entry, list after list."""
+    symbols: Words = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        codes = np.zeros(len(self.lists) * SYMBOLS, np.uint32)
+        begins: list[int] = []
+        uppers: list[int] = []
+        symbols: list[int] = []
+        for number, entries in enumerate(self.lists):
+            begins.append(len(uppers))
+            start = 0
+            for symbol, frequency in entries:
+                codes[number * SYMBOLS + symbol] = start << 16 | frequency
+                start += frequency
+                uppers.append(start)
+                symbols.append(symbol)
+        derived: dict[str, Sequence[int]] = {
+            "ticks": self.widths,
+            "list_numbers": self.of_context,
+            "codes": codes.tolist(),
+            "firsts": [begins[number] for number in self.of_context],
+            "uppers": uppers,
+            "symbols": symbols,
+        }
+        for name, values in derived.items():
+            object.__setattr__(self, name, np.array(values, np.uint32))
+        object.__setattr__(self, "data", self._encoded())
+
+    def _encoded(self) -> bytes:
+        # The default is what most contexts have, so that few need a name.
+        out = bytearray([self.zone_bits])
+        _put(out, len(self.lists))
+        for entries in self.lists:
+            _put(out, len(entries))
+            for symbol, frequency in entries:
+                _put(out, symbol)
+                _put(out, frequency)
+        pairs = list(zip(self.widths, self.of_context, strict=True))
+        default = max(sorted(set(pairs)), key=pairs.count)
+        _put(out, default[0])
+        _put(out, default[1])
+        named = [(context, pair) for context, pair in enumerate(pairs) if pair != default]
+        _put(out, len(named))
+        expected = 0
+        for context, (width, number) in named:
+            _put(out, context - expected)
+            _put(out, width)
+            _put(out, number)
+            expected = context + 1
+        return bytes(out)
+
+    @classmethod
+    def parse(cls, data: bytes | memoryview, *, what: str = "codec table") -> Self:
+        """Read a table. FormatInvalid unless every count, width and frequency keeps its bound."""
+        reader = _Reader(bytes(data), what)
+        zone_bits = reader.byte()
+        if not ZONE_BITS_MIN <= zone_bits <= ZONE_BITS_MAX:
+            raise FormatInvalid(
+                f"{what} has zones of 2^{zone_bits} ticks; {ZONE_BITS_MIN} to {ZONE_BITS_MAX} are known"
+            )
+        lists = [reader.value_list() for _ in range(reader.varint(LISTS_MAX, least=1))]
+        limit = widest(zone_bits)
+        default = (reader.varint(limit), reader.varint(len(lists) - 1))
+        pairs = [default] * CONTEXTS
+        context = -1
+        for _ in range(reader.varint(CONTEXTS)):
+            context += 1 + reader.varint(CONTEXTS)
+            if context >= CONTEXTS:
+                raise FormatInvalid(f"{what} names context {context} of {CONTEXTS}")
+            pairs[context] = (reader.varint(limit), reader.varint(len(lists) - 1))
+        reader.end()
+        return cls(zone_bits, tuple(w for w, _ in pairs), tuple(lists), tuple(n for _, n in pairs))
+
+
+def _put(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+class _Reader:
+    """A cursor over a table's bytes; every read checks what is left."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data = data
+        self._at = 0
+        self._what = what
+
+    def byte(self) -> int:
+        if self._at == len(self._data):
+            raise FormatInvalid(f"{self._what} ends early")
+        self._at += 1
+        return self._data[self._at - 1]
+
+    def varint(self, most: int, *, least: int = 0) -> int:
+        value = 0
+        for shift in range(0, 28, 7):
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if (byte == 0 and shift) or not least <= value <= most:
+                    raise FormatInvalid(f"{self._what} has {value} where {least} to {most} is allowed")
+                return value
+        raise FormatInvalid(f"{self._what} has a varint of more than four bytes")
+
+    def value_list(self) -> ValueList:
+        entries = [
+            (self.varint(SYMBOLS - 1), self.varint(_TOTAL, least=1)) for _ in range(self.varint(SYMBOLS, least=1))
+        ]
+        if len({symbol for symbol, _ in entries}) != len(entries):
+            raise FormatInvalid(f"{self._what} has a value list that names a symbol twice")
+        if (total := sum(frequency for _, frequency in entries)) != _TOTAL:
+            raise FormatInvalid(f"{self._what} has a value list that sums to {total}, not {_TOTAL}")
+        return tuple(entries)
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise FormatInvalid(f"{self._what} has bytes behind its end")

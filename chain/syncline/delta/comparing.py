@@ -1,0 +1,71 @@
+"""What one tensor's frames changed: positions and bits, held until a codec is chosen, and the sums that need no codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.codecs.base import FrameChange
+from syncline.delta.sums import count_nonfinite
+from syncline.kernels import frames as kernels
+from syncline.kernels.digest import change_digest
+from syncline.wire.digest import Digest, seeds
+from syncline.wire.tensors import TensorSpec
+from syncline.wire.tiling import FrameGrid
+
+Units = NDArray[np.unsignedinteger]
+
+BATCH_FRAMES = 64
+"""Frames that are compared at a time, at most. Scratch is held a thread, not a frame."""
+PILOT_FRAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFrame:
+    """A frame that differs."""
+
+    index: int
+    change: FrameChange
+    digest_change: Digest
+    nonfinite: int
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
+        return self.change.positions.nbytes + self.change.before.nbytes + self.change.after.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorComparison:
+    """Compares frames of one tensor; an executor's threads may share it."""
+
+    spec: TensorSpec
+    grid: FrameGrid
+    old: Units
+    new: Units
+
+    def compare(self, index: int) -> ComparedFrame | None:
+        """None for a frame that is the same."""
+        frame = self.grid.frame(index)
+        found = kernels.difference(self.old, self.new, frame)
+        if found.positions.size == 0:
+            return None
+        whole, base = (partial(kernels.view, flat, frame) for flat in (self.new, self.old))
+        return ComparedFrame(
+            index,
+            FrameChange(frame.units, *found.parts, whole, base),
+            change_digest(frame, *found.parts, seeds(self.spec.name)),
+            count_nonfinite(self.spec, found.new),
+        )
+
+    def batches(self) -> Iterator[range]:
+        """Frame indices; the first few apart, because a codec is chosen from them."""
+        size = PILOT_FRAMES
+        at = 0
+        while at < self.grid.count:
+            yield range(at, min(at + size, self.grid.count))
+            at, size = at + size, BATCH_FRAMES

@@ -1,0 +1,157 @@
+"""Tensors that are coded together: their changes are held, the tables that fit them are made, then they are encoded.
+
+Two passes over the changes, one over the new weights: those may be gone when the group is encoded, the base stands still.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.codecs.base import Codec, FrameChange, Uncodable
+from syncline.codecs.context.alphabets import ALPHABETS
+from syncline.codecs.context.codec import ContextCodec, lane_shift
+from syncline.codecs.context.counts import Counts, count_symbols, count_units
+from syncline.codecs.context.fitting import fit, shared_bits
+from syncline.codecs.context.table import ContextTable
+from syncline.codecs.registry import CODECS
+from syncline.delta.choice import CodecChoice
+from syncline.delta.comparing import ComparedFrame
+from syncline.delta.parallel import in_order
+from syncline.kernels.clock import Alphabet
+from syncline.wire.chunk import EncodedFrame
+from syncline.wire.limits import CODEC_SPARSE
+from syncline.wire.tensors import TensorSpec
+
+Units = NDArray[np.unsignedinteger]
+
+HELD_BYTES = 64 << 20
+"""Changes that a group holds before it is encoded. Tables cost nothing beside so much."""
+BASE_BYTES = 256 << 20
+"""Base weights that a group spans: they are read again when it is encoded, and should not fill the memory until then."""
+Take = Callable[[int, Codec, EncodedFrame], None]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Changed frames of one tensor."""
+
+    tensor: int
+    spec: TensorSpec
+    units: int
+    """Of all its frames, changed or not."""
+    frames: list[ComparedFrame]
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Tensors that are alike: one dtype, one place in the layers. They always share a table."""
+
+    alphabet: Alphabet
+    counts: Counts = field(default_factory=Counts.none)
+    table: ContextTable | None = None
+    sharing: int = 1
+    """Changes of all kinds that share the table."""
+
+
+def kind_of(spec: TensorSpec) -> str:
+    """What tensors of one kind have in common: the dtype, and the name but for its numbers."""
+    return f"{spec.dtype} {re.sub('[0-9]+', '#', spec.name)}"
+
+
+class Group:
+    """Holds changes until `encode`."""
+
+    def __init__(self, choice: CodecChoice, executor: Executor | None, *, held_bytes: int = HELD_BYTES) -> None:
+        self._choice = choice
+        self._executor = executor
+        self._most = held_bytes
+        self._runs: list[_Run] = []
+        self._kinds: dict[str, _Kind] = {}
+        self._held = 0
+        self._base = 0
+
+    @property
+    def full(self) -> bool:
+        return self._held >= self._most or self._base >= BASE_BYTES
+
+    def add(self, tensor: int, spec: TensorSpec, old: Units, frames: list[ComparedFrame], *, units: int) -> None:
+        """Changed frames of a tensor, and of how many units all frames are that were compared. `old` is the whole tensor."""
+        if not frames:
+            return
+        if not (self._runs and self._runs[-1].tensor == tensor):
+            self._runs.append(_Run(tensor, spec, 0, []))
+        run = self._runs[-1]
+        run.frames += frames
+        run.units += units
+        self._held += sum(frame.nbytes for frame in frames)
+        self._base += units * spec.unit_bytes
+        alphabet = ALPHABETS.get(spec.dtype)
+        if alphabet is None or not self._choice.takes_context:
+            return
+        kind = self._kinds.setdefault(kind_of(spec), _Kind(alphabet))
+        for frame in frames:
+            count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
+        kind.counts.units[:] += count_units(alphabet, old) * units // max(old.size, 1)
+
+    def encode(self, take: Take) -> None:
+        """Encode everything that is held, in order, and hold nothing."""
+        self._share_tables()
+        for run in self._runs:
+            pilot = [frame.change for frame in run.frames]
+            kind = self._kinds.get(kind_of(run.spec))
+            codec = self._choice.choose(pilot, _context(kind, run), table_changes=kind.sharing if kind else 1)
+            for frame, (used, payload) in zip(
+                run.frames, in_order(self._executor, partial(_code, codec), pilot), strict=True
+            ):
+                take(run.tensor, used, EncodedFrame(frame.index, int(frame.change.positions.size), payload))
+        self._runs, self._kinds, self._held, self._base = [], {}, 0, 0
+
+    def _share_tables(self) -> None:
+        """Kinds of one alphabet share a table where that costs fewer bits than tables of their own."""
+        for alphabet in {kind.alphabet: None for kind in self._kinds.values()}:
+            kinds = [kind for kind in self._kinds.values() if kind.alphabet == alphabet]
+            for members in _shared([kind.counts for kind in kinds], alphabet):
+                together = Counts.none()
+                for member in members:
+                    together += kinds[member].counts
+                table = fit(together, alphabet, exact=True)
+                for member in members:
+                    kinds[member].table, kinds[member].sharing = table, int(together.symbols.sum())
+
+
+def _shared(counts: list[Counts], alphabet: Alphabet) -> Iterator[list[int]]:
+    """Which of the counts go together: pairs are merged, best first, while a merge saves bits."""
+    groups = [([i], one, shared_bits(one, alphabet)) for i, one in enumerate(counts)]
+    while len(groups) > 1:
+        best = (0, 0, 0)
+        for first in range(len(groups)):
+            for second in range(first):
+                merged = shared_bits(groups[first][1] + groups[second][1], alphabet)
+                best = max(best, (groups[first][2] + groups[second][2] - merged, first, second))
+        gain, first, second = best
+        if gain <= 0:
+            break
+        one, other = groups.pop(first), groups.pop(second)
+        groups.append((one[0] + other[0], one[1] + other[1], one[2] + other[2] - gain))
+    yield from (sorted(members) for members, _, _ in groups)
+
+
+def _context(kind: _Kind | None, run: _Run) -> Codec | None:
+    if kind is None or kind.table is None:
+        return None
+    changed = sum(frame.change.positions.size for frame in run.frames)
+    return ContextCodec(kind.table, kind.alphabet, lane_shift(changed, run.units))
+
+
+def _code(codec: Codec, change: FrameChange) -> tuple[Codec, bytes]:
+    try:
+        return codec, codec.encode(change)
+    except Uncodable:
+        return CODECS[CODEC_SPARSE], CODECS[CODEC_SPARSE].encode(change)
