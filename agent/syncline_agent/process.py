@@ -156,8 +156,8 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         for machine in (*machines, *bells):
             machine.start()
         await stop.wait()
-    finally:
         log.info("stopping")
+    finally:
         for waiting in bells:
             waiting.stop(0.0)  # in the middle of a long poll, which nobody needs to the end
         for machine in reversed(machines):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from syncline import faults
+from syncline.clock import ManualClock
 from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, FrameCorrupt, LayoutRefused
 from syncline.testing.weight_run import WeightRun, Weights
 from syncline.wire.tensors import TensorTable
@@ -26,10 +27,51 @@ def same(memory: Weights, expected: Weights) -> bool:
     return all(np.array_equal(memory[name], units) for name, units in expected.items())
 
 
+def place_of(run: WeightRun, name: str, *, changed: bool) -> int:
+    """The first unit that version 2 changes, or the first that it does not."""
+    return int(np.flatnonzero((run.weights(1)[name] != run.weights(2)[name]) == changed)[0])
+
+
 def commit(live: LiveWeights, target: int) -> None:
     live.ready(target)
     live.scatter(target)
     live.confirm(target)
+
+
+def undo(live: LiveWeights, version: int) -> None:
+    live.ready_undo(version)
+    live.scatter(version)
+    live.confirm(version)
+
+
+def write(live: LiveWeights, request: StageRequest) -> None:
+    """Everything but the reading back."""
+    live.stage(request)
+    live.ready(request.target)
+    live.scatter(request.target)
+
+
+class Sleeper(ManualClock):
+    """A clock whose sleeps something is done in: it is called with their number."""
+
+    def __init__(self, during: Callable[[int], None]) -> None:
+        super().__init__()
+        self.slept = 0
+        self._during = during
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self._during(self.slept)
+
+    def monotonic(self) -> float:
+        return float(self.slept)
+
+
+def slowly(run: WeightRun, memory: Weights, clock: ManualClock) -> LiveWeights:
+    """Version 1 in memory, swept under a clock of the test's own."""
+    slow = LiveWeights(run.table, run.tiling.tiling, memory, clock=clock)
+    slow.prove(run.lineage, "main", 1, run.digest(1))
+    return slow
 
 
 @pytest.fixture
@@ -188,9 +230,7 @@ def test_undo_goes_back_to_the_bits_before_and_is_proven_by_a_sweep(
     commit(live, 4)
     with pytest.raises(LayoutRefused, match="cannot be undone to"):
         live.ready_undo(3)
-    live.ready_undo(1)
-    live.scatter(1)
-    live.confirm(1)
+    undo(live, 1)
     assert same(memory, run.weights(1))
     assert not live.in_service
     assert 1 == live.sweep().version
@@ -227,7 +267,7 @@ def test_a_checkpoint_of_another_version_is_refused(
 def test_a_live_bit_flipped_inside_a_delta_is_found_before_it_is_written(
     run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, tmp_path: Path, codec: str, bit: int
 ) -> None:
-    place = int(np.flatnonzero(run.weights(1)["a.weight"] != run.weights(2)["a.weight"])[0])
+    place = place_of(run, "a.weight", changed=True)
     memory["a.weight"][place] ^= 1 << bit
     with pytest.raises(DigestMismatch, match=r"a\.weight"):
         live.stage(ask(1, 2, codec=codec))
@@ -238,7 +278,7 @@ def test_a_live_bit_flipped_inside_a_delta_is_found_before_it_is_written(
 def test_a_live_bit_flipped_outside_a_delta_is_found_by_the_sweep(
     run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, tmp_path: Path
 ) -> None:
-    place = int(np.flatnonzero(run.weights(1)["a.weight"] == run.weights(2)["a.weight"])[0])
+    place = place_of(run, "a.weight", changed=False)
     memory["a.weight"][place] ^= 1
     live.stage(ask(1, 2, codec="sparse"))
     commit(live, 2)
@@ -277,17 +317,13 @@ def make_whole(run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, tmp
 def test_a_bit_that_does_not_stick_is_found_by_the_read_back(
     run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask
 ) -> None:
-    live.stage(ask(1, 2))
-    live.ready(2)
-    live.scatter(2)
-    place = int(np.flatnonzero(run.weights(1)["b.down_proj.weight"] != run.weights(2)["b.down_proj.weight"])[0])
+    write(live, ask(1, 2))
+    place = place_of(run, "b.down_proj.weight", changed=True)
     memory["b.down_proj.weight"][place] ^= 1
     with pytest.raises(EngineUncertain, match=r"b\.down_proj\.weight"):
         live.confirm(2)
     assert not live.in_service
-    live.ready_undo(1)
-    live.scatter(1)
-    live.confirm(1)
+    undo(live, 1)
     assert not live.in_service
     live.sweep()
     assert live.in_service
@@ -314,9 +350,7 @@ def test_a_commit_that_fails_half_way_is_uncertain_until_undone_and_swept(
     assert not live.in_service
     with pytest.raises(DigestMismatch):
         live.sweep()
-    live.ready_undo(1)
-    live.scatter(1)
-    live.confirm(1)
+    undo(live, 1)
     live.sweep()
     assert live.in_service
     assert same(memory, run.weights(1))
@@ -344,26 +378,8 @@ def test_the_middle_kill_point_lies_between_two_tensors(
 def test_a_sweep_between_whose_slices_a_commit_falls_still_matches(
     run: WeightRun, memory: Weights, ask: Ask, live: LiveWeights
 ) -> None:
-    class CommitsWhileSleeping:
-        """A clock whose first sleep lets a commit in."""
-
-        def __init__(self) -> None:
-            self.slept = 0
-
-        def now(self) -> float:
-            return 0.0
-
-        def monotonic(self) -> float:
-            return float(self.slept)
-
-        def sleep(self, seconds: float) -> None:
-            self.slept += 1
-            if self.slept == 3:
-                commit(slow, 2)
-
-    clock = CommitsWhileSleeping()
-    slow = LiveWeights(run.table, run.tiling.tiling, memory, clock=clock)
-    slow.prove(run.lineage, "main", 1, run.digest(1))
+    clock = Sleeper(lambda slept: commit(slow, 2) if slept == 3 else None)
+    slow = slowly(run, memory, clock)
     slow.stage(ask(1, 2))
     assert 2 == slow.sweep(rest=1.0, slice_units=100).version
     assert clock.slept > 30
@@ -411,63 +427,38 @@ def test_warming_up_touches_nothing(run: WeightRun, live: LiveWeights, memory: W
 def test_a_sweep_ends_however_often_commits_fall_into_it(
     run: WeightRun, memory: Weights, ask: Ask, live: LiveWeights
 ) -> None:
-    class CommitsAtEverySleep:
-        """A clock each of whose sleeps lets a commit or its undo in."""
+    def commit_or_undo(slept: int) -> None:
+        assert slept < 1000, "the sweep starts over and over"
+        if slept % 2:
+            slow.stage(ask(1, 2))
+            commit(slow, 2)
+        else:
+            undo(slow, 1)
+            assert slow._applied is not None
+            slow._error, slow._applied = None, replace(slow._applied, proven=True)  # so that the next may follow
 
-        def __init__(self) -> None:
-            self.slept = 0
-
-        def now(self) -> float:
-            return 0.0
-
-        def monotonic(self) -> float:
-            return float(self.slept)
-
-        def sleep(self, seconds: float) -> None:
-            self.slept += 1
-            assert self.slept < 1000, "the sweep starts over and over"
-            if self.slept % 2:
-                slow.stage(ask(1, 2))
-                commit(slow, 2)
-            else:
-                slow.ready_undo(1)
-                slow.scatter(1)
-                slow.confirm(1)
-                assert slow._applied is not None
-                slow._error, slow._applied = None, replace(slow._applied, proven=True)  # so that the next may follow
-
-    clock = CommitsAtEverySleep()
-    slow = LiveWeights(run.table, run.tiling.tiling, memory, clock=clock)
-    slow.prove(run.lineage, "main", 1, run.digest(1))
+    clock = Sleeper(commit_or_undo)
+    slow = slowly(run, memory, clock)
     slow.sweep(rest=1.0, slice_units=100)
     assert clock.slept > 30
-    place = int(np.flatnonzero(run.weights(1)["a.weight"] == run.weights(2)["a.weight"])[0])
+    place = place_of(run, "a.weight", changed=False)
     memory["a.weight"][place] ^= 1
     with pytest.raises(DigestMismatch, match=r"a\.weight"):
         slow.sweep(rest=1.0, slice_units=100)
 
 
 def test_a_sweep_that_another_waits_for_no_longer_rests(run: WeightRun, memory: Weights, live: LiveWeights) -> None:
-    resting, answers = threading.Event(), []
+    pause, resting, answers = threading.Event(), threading.Event(), []
 
-    class Rests:
-        def now(self) -> float:
-            return 0.0
+    def rest(_slept: int) -> None:
+        assert not resting.is_set(), "it rests on while another waits"
+        resting.set()
+        for _ in range(1000):
+            if slow._impatient:
+                return
+            pause.wait(0.01)
 
-        def monotonic(self) -> float:
-            return 0.0
-
-        def sleep(self, seconds: float) -> None:
-            assert not resting.is_set(), "it rests on while another waits"
-            resting.set()
-            for _ in range(1000):
-                if slow._impatient:
-                    return
-                pause.wait(0.01)
-
-    pause = threading.Event()
-    slow = LiveWeights(run.table, run.tiling.tiling, memory, clock=Rests())
-    slow.prove(run.lineage, "main", 1, run.digest(1))
+    slow = slowly(run, memory, Sleeper(rest))
     at_leisure = threading.Thread(target=lambda: answers.append(slow.sweep(rest=4.0, slice_units=100)))
     at_leisure.start()
     assert resting.wait(10)
@@ -482,9 +473,7 @@ def test_a_write_that_cannot_be_read_back_is_never_claimed(
     def out_of_memory(*_: object, **__: object) -> bool:
         raise MemoryError("the device is full")
 
-    live.stage(ask(1, 2))
-    live.ready(2)
-    live.scatter(2)
+    write(live, ask(1, 2))
     monkeypatch.setattr(live._memory, "read_back", out_of_memory)
     with pytest.raises(EngineUncertain, match="the device is full"):
         live.confirm(2)
@@ -494,8 +483,6 @@ def test_a_write_that_cannot_be_read_back_is_never_claimed(
     with pytest.raises(DigestMismatch):
         live.sweep()  # what is applied is still 1, and memory holds 2
     monkeypatch.undo()
-    live.ready_undo(1)
-    live.scatter(1)
-    live.confirm(1)
+    undo(live, 1)
     assert live.sweep().proven
     assert same(memory, run.weights(1))
