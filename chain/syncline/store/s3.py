@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -29,10 +28,13 @@ from typing_extensions import Buffer
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
+from syncline.clock import Clock, SystemClock
 from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreMisused, StoreUnavailable
 from syncline.store.base import Fetched, ObjectInfo
 from syncline.store.bounds import check_listing, checked_key
 from syncline.store.buffers import PartSource, flat_view, open_source, writable_view
+from syncline.store.s3_answers import etag_of, finished, modified_of, tag_of, text_of, xml_of
+from syncline.store.s3_connections import Pace, paced_pools
 from syncline.store.s3_errors import Lost, error_for
 from syncline.store.s3_listing import in_key_order, safe_start
 from syncline.store.s3_location import S3Credentials, S3Location
@@ -47,6 +49,9 @@ CONNECTIONS = 32
 READ_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
+"""Of silence; and the grace of a request before it must have come on at `BYTES_PER_S`."""
+BYTES_PER_S = 32 << 10
+"""The least that one request must average: a service that drips is as good as down."""
 LIST_PAGE = 1000
 
 
@@ -61,8 +66,11 @@ class S3Store:
         threads: int = THREADS,
         part_bytes: int = PART_BYTES,
         range_bytes: int = RANGE_BYTES,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         read_timeout_s: float = READ_TIMEOUT_S,
+        bytes_per_s: float = BYTES_PER_S,
         ca_file: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.url = location.url
         self._location = location
@@ -70,9 +78,10 @@ class S3Store:
         self._part_bytes = part_bytes
         self._range_bytes = range_bytes
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="s3")
-        self._connections = urllib3.PoolManager(
+        self._connections = paced_pools(
+            Pace(clock or SystemClock(), read_timeout_s, bytes_per_s),
             maxsize=max(CONNECTIONS, threads),
-            timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout_s),
+            timeout=urllib3.Timeout(connect=connect_timeout_s, read=read_timeout_s),
             retries=False,
             cert_reqs="CERT_REQUIRED",
             ca_certs=ca_file or certifi.where(),
@@ -91,6 +100,9 @@ class S3Store:
     def close(self) -> None:
         """Give threads and connections back."""
         self._threads.shutdown()
+        pools = self._connections.pools
+        for pool in [pools[key] for key in list(pools.keys())]:
+            pool.close()  # clearing alone closes it when it is collected as garbage
         self._connections.clear()
 
     def create_bucket(self) -> None:
@@ -108,14 +120,14 @@ class S3Store:
                 if error.status_code == 304:
                     return None
                 raise
-            with _finished(response):
+            with finished(response):
                 size = int(response.headers.get("Content-Length", "0"))
                 if size > max_bytes:
                     raise StoreMisused(f"{key} holds {size} bytes; at most {max_bytes} were expected")
                 data = response.read()
                 if len(data) != size:
                     raise StoreUnavailable(f"{key} in {self.url}: {len(data)} of {size} bytes came; try again")
-                return Fetched(data, _etag(response), _modified(response))
+                return Fetched(data, etag_of(response), modified_of(response))
 
     def get_range_into(self, key: str, offset: int, buffer: Buffer) -> None:
         view = writable_view(buffer)
@@ -167,7 +179,7 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo:
         with self._errors(key):
             response = self._call("HEAD", key)
-            return ObjectInfo(key, int(response.headers["Content-Length"]), _etag(response), _modified(response))
+            return ObjectInfo(key, int(response.headers["Content-Length"]), etag_of(response), modified_of(response))
 
     def list_after(self, prefix: str, *, after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         check_listing(prefix, after, limit)
@@ -215,13 +227,13 @@ class S3Store:
     def _put(self, key: str, data: Buffer, condition: dict[str, str]) -> str:
         headers = {"Content-Type": "application/octet-stream", **condition}
         with self._errors(key):
-            return _etag(self._call("PUT", key, body=flat_view(data), headers=headers))
+            return etag_of(self._call("PUT", key, body=flat_view(data), headers=headers))
 
     def _read_range(self, key: str, offset: int, view: memoryview) -> str:
         end = offset + view.nbytes
         with self._errors(key):
             response = self._open(key, {"Range": f"bytes={offset}-{end - 1}"})
-            with _finished(response):
+            with finished(response):
                 size = int(response.headers.get("Content-Length", "-1"))
                 if response.status != 206 and (offset, size) != (0, view.nbytes):
                     raise StoreMisused(f"{key} in {self.url}: the store does not honour ranges")
@@ -236,7 +248,7 @@ class S3Store:
                         raise StoreUnavailable(f"{key} in {self.url}: {done} of {view.nbytes} bytes came; try again")
                     view[done : done + len(piece)] = piece
                     done += len(piece)
-                return _etag(response)
+                return etag_of(response)
 
     def _put_in_parts(self, key: str, parts: PartSource) -> str:
         part_bytes = max(self._part_bytes, -(-parts.size // PARTS_MAX))
@@ -246,13 +258,13 @@ class S3Store:
             data = parts.read(start, min(part_bytes, parts.size - start))
             query = {"partNumber": str(start // part_bytes + 1), "uploadId": upload_id}
             with self._errors(key):
-                return _etag(self._call("PUT", key, body=data, query=query))
+                return etag_of(self._call("PUT", key, body=data, query=query))
 
         with self._errors(key):
             started = self._call(
                 "POST", key, headers={"Content-Type": "application/octet-stream"}, query={"uploads": ""}
             )
-            upload_id = _text(_xml(started), "UploadId")
+            upload_id = text_of(xml_of(started), "UploadId")
             try:
                 etags = self._in_parallel(upload, starts)
                 return self._complete(key, upload_id, etags)
@@ -270,13 +282,13 @@ class S3Store:
         body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
         headers = {"Content-Type": "application/xml", "If-None-Match": "*"}
         with self._errors(key):
-            answer = _xml(self._call("POST", key, body=body, headers=headers, query={"uploadId": upload_id}))
-            if _tag(answer) == "Error":  # a completion that fails late is a 200 with an error in its body
-                status = 412 if _text(answer, "Code") == "PreconditionFailed" else 500
+            answer = xml_of(self._call("POST", key, body=body, headers=headers, query={"uploadId": upload_id}))
+            if tag_of(answer) == "Error":  # a completion that fails late is a 200 with an error in its body
+                status = 412 if text_of(answer, "Code") == "PreconditionFailed" else 500
                 raise error_for(
-                    status, _text(answer, "Code"), _text(answer, "Message"), key=key, url=self._location.words
+                    status, text_of(answer, "Code"), text_of(answer, "Message"), key=key, url=self._location.words
                 )
-            return _text(answer, "ETag").strip('"')
+            return text_of(answer, "ETag").strip('"')
 
     def _abort(self, key: str, upload_id: str) -> None:
         """Let the store free the parts. What it does not hear of, the bucket's lifecycle rule for incomplete uploads
@@ -336,38 +348,3 @@ class S3Store:
                 f"{key} in {self._location.words}: no usable answer ({type(error).__name__}: {error}); "
                 "check the endpoint and the network"
             ) from error
-
-
-@contextmanager
-def _finished(response: BaseHTTPResponse) -> Generator[None]:
-    """A streamed response gives its connection back when it was read to the end, and closes it otherwise."""
-    try:
-        yield
-    except BaseException:
-        response.close()
-        raise
-    finally:
-        response.release_conn()
-
-
-def _etag(response: BaseHTTPResponse) -> str:
-    return response.headers.get("ETag", "").strip('"')
-
-
-def _modified(response: BaseHTTPResponse) -> float:
-    return parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
-
-
-def _xml(response: BaseHTTPResponse) -> ElementTree.Element:
-    return ElementTree.fromstring(response.data.decode())
-
-
-def _tag(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2]
-
-
-def _text(element: ElementTree.Element, tag: str) -> str:
-    for child in element:
-        if _tag(child) == tag:
-            return child.text or ""
-    return ""
