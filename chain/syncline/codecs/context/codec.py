@@ -113,7 +113,7 @@ class ContextCodec:
     ) -> Placed:
         table = self.table
         lanes = lanes_of(units, self.lane_shift)
-        words, ends = _lanes(payload, lanes)
+        words, ends = split_lanes(payload, lanes)
         positions, values = np.empty(changed, np.uint32), np.empty(changed, dtype)
         states, clocks, places, targets = np.empty((4, lanes), np.int64)
         outcome, found = clock.decode(self.alphabet)(
@@ -125,7 +125,7 @@ class ContextCodec:
         return Placed(positions, values)
 
 
-def _lanes(payload: memoryview, lanes: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+def split_lanes(payload: memoryview, lanes: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
     """The words, and where each lane's begin (and the last one's end)."""
     at = 0
     ends = np.zeros(lanes + 1, np.int64)
