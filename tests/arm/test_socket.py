@@ -25,6 +25,8 @@ from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.client import ArmClient, ArmIdentity, Backoff
 from syncline_agent.arm.gate import OpenGate, Switched
+from syncline_agent.arm.island import Island
+from syncline_agent.arm.island import Rank as IslandRank
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.parts import stage_message
 from syncline_agent.arm.server import ArmServer, ArmTimeouts
@@ -307,6 +309,24 @@ def test_a_rank_that_does_not_answer_is_disconnected_and_comes_back(
         assert server.wait_connected(10)
         wait_until(lambda: described_version(server) == 1)
         assert 2 == server.commit(2, Policy.KEEP).version
+
+
+def test_a_rank_that_was_disconnected_is_gone_before_its_thread_has_left() -> None:
+    state = messages.State(applied=None, error=None)
+    hello = messages.Hello(
+        protocol=1, engine="e", pool="p", pod="o", rank=0, ranks=1, holds="whole", token="t", state=state
+    )
+    ours, theirs = socket.socketpair()
+    there, island = IslandRank(Channel(ours), hello), Island()
+    island.join(there, lambda: None)
+    assert island.wait_whole(0.0)
+    there.close("it gave no answer")
+    assert not island.wait_whole(0.0)
+    with pytest.raises(EngineUnavailable, match="no engine is connected"):
+        island.whole()
+    ours, _ = socket.socketpair()
+    island.join(IslandRank(Channel(ours), hello.model_copy(update={"pod": "another"})), lambda: None)
+    theirs.close()
 
 
 def test_the_state_after_an_engine_s_own_sweep_reaches_the_agent(
