@@ -14,9 +14,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 # Named after what it was made from: another lock or another pyproject means another installation.
 STAMP := $(VENV)/installed-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 
-CHECKED := $(wildcard chain operator distributor agent cli tests bench examples)
+CHECKED := $(wildcard chain operator distributor agent cli tests bench fuzz examples)
 
-.PHONY: help venv demo test lint format pytest bench check-format lock clean
+.PHONY: help venv demo test lint format pytest bench fuzz check-format lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
@@ -66,6 +66,13 @@ pytest: venv
 
 bench: venv  ## every figure with its floor beside it
 	@$(BIN)/python -m bench $(ARGS)
+
+SECONDS_EACH ?= 60
+
+fuzz: venv  ## hostile bytes, coverage-guided, a minute a target (SECONDS_EACH=…)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --only-binary :all: atheris==3.0.0
+	@for target in context chunk; do \
+		$(BIN)/python -m fuzz $$target -max_total_time=$(SECONDS_EACH) -print_final_stats=1 || exit 1; done
 
 check-format: venv  ## the independent reader and the golden files of the wire format
 	@$(BIN)/python -m pytest tests/format $(ARGS)

@@ -11,7 +11,7 @@ from syncline.wire import limits
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_PARTS = (
-    "chain|distributor|agent|operator|cli|crds|helm|examples|docs|bench|tests|"
+    "chain|distributor|agent|operator|cli|crds|helm|examples|docs|bench|fuzz|tests|"
     r"\.ci|README\.md|Makefile|CONTRIBUTING\.md|CHANGELOG\.md|LICENSE|pyproject\.toml|requirements\.lock"
 )
 PATH = re.compile(rf"(?:{FIRST_PARTS})(?:/[\w.\-*/]*)?")
@@ -24,7 +24,7 @@ MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
 def documents() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
     found += sorted((ROOT / "docs").rglob("*.md"))
-    for name in ("chain", "distributor", "agent", "operator", "cli", "examples", "bench"):
+    for name in ("chain", "distributor", "agent", "operator", "cli", "examples", "bench", "fuzz"):
         found += sorted((ROOT / name).rglob("*.md"))
     return found
 
