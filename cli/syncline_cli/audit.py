@@ -6,7 +6,7 @@ Finds what is wrong and goes on. Only what speaks of the stored bytes is a findi
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -91,17 +91,39 @@ class Audit:
                 yield Finding(version, str(error))
             else:
                 newer = here
-                delta = StepKey("delta", manifest.base, version)
-                yield from self._wrong(delta, lambda m=manifest: self._check_delta(m, m.digest))
-                if version in anchors:
-                    self.anchors += 1
-                    yield from self._wrong(StepKey("anchor", None, version), lambda v=version: self._check_anchor(v))
-                for base in skips.get(version, ()):
-                    self.skips += 1
-                    yield from self._wrong(
-                        StepKey("skip", base, version), lambda v=version, b=base: self._check_skip(v, b)
-                    )
+                steps = [StepKey("delta", manifest.base, version)]
+                steps += [StepKey("anchor", None, version)] if version in anchors else []
+                steps += [StepKey("skip", base, version) for base in skips.get(version, ())]
+                self.anchors += version in anchors
+                self.skips += len(skips.get(version, ()))
+                yield from self._check_version(manifest, steps)
             checked()
+
+    def _check_version(self, manifest: VersionManifest, steps: Sequence[StepKey]) -> Iterator[Finding]:
+        """The tensor table, which every step to the version needs, then each step."""
+        table = self._reader.keys.chunk(manifest.tensors.blake3)
+        told = table in self._seen
+        self._saw(table, manifest.tensors.size)
+        try:
+            self._reader.table(manifest)
+        except (Corrupt, ChainBroken) as error:
+            self._failures.update(dict.fromkeys(steps, error))
+            if not told:
+                words = (
+                    f"{error}; it is the tensor table of version {manifest.version} and of each with the same tensors"
+                )
+                yield Finding(manifest.version, words, steps[0])
+            return
+        for step in steps:
+            yield from self._wrong(step, lambda s=step: self._check_step(manifest, s))
+
+    def _check_step(self, manifest: VersionManifest, step: StepKey) -> None:
+        if step.kind == "anchor":
+            self._check_anchor(step.version)
+        elif step.base is not None and step.kind == "skip":
+            self._check_skip(step.version, step.base)
+        else:
+            self._check_delta(manifest, manifest.digest)
 
     def deep(self, *, executor: Executor, progress: Progress) -> Iterator[Finding]:
         """Read every anchor whole, and rebuild head in a temporary folder."""
@@ -126,7 +148,7 @@ class Audit:
             return (
                 f"version {version} cannot be reached, version {head} still is; {put_back}, or leave version {version}"
             )
-        return f"nobody can join version {head} either; {put_back}, or let the distributor write a new anchor"
+        return f"nobody can join version {head}; {put_back}, or let the distributor write a new anchor"
 
     def _reached(self, version: int) -> bool:
         try:
@@ -149,7 +171,6 @@ class Audit:
 
     def _check_delta(self, manifest: VersionManifest | SkipManifest, digest: str) -> None:
         reader = self._reader
-        self._saw(reader.keys.chunk(manifest.tensors.blake3), manifest.tensors.size)
         table = reader.table(manifest)
         if isinstance(manifest, VersionManifest) and total(manifest.digests()).hex != digest:
             raise DigestMismatch(f"version {manifest.version}: the tensors' digests do not sum to the view's digest")

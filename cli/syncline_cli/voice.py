@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 
 import structlog
 from structlog.types import EventDict, WrappedLogger
@@ -16,14 +17,16 @@ from syncline_cli.output import printable
 KNOWN = ("run", "view", "component", "phase")
 """What whoever typed the command knows already."""
 REASONS = ("error", "reason")
+REMEMBERED_LINES = 32
 
 
 def speak_plainly() -> None:
     """Configure structlog for this process: warnings and worse, in plain words."""
+    stream = _StandardError()
     structlog.configure(
         processors=[structlog.processors.format_exc_info, plain_words],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=lambda *_: _StandardError(),
+        logger_factory=lambda *_: stream,
         cache_logger_on_first_use=False,
     )
 
@@ -39,9 +42,17 @@ def plain_words(_logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 
 class _StandardError:
-    """Looks the stream up for each line: a progress bar puts its own in place while it shows."""
+    """Says no line again while it is fresh: a command that tries again meets the same damage again.
+
+    Looks the stream up for each line: a progress bar puts its own in place while it shows.
+    """
+
+    def __init__(self) -> None:
+        self._said: deque[str] = deque(maxlen=REMEMBERED_LINES)
 
     def msg(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
+        if line not in self._said:
+            self._said.append(line)
+            sys.stderr.write(line + "\n")
 
     warning = error = critical = exception = msg

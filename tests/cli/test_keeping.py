@@ -303,6 +303,19 @@ def test_follow_waits_for_a_later_version_after_one_of_a_fenced_writer(
     assert "a fenced writer wrote it; wait for a later version or mark it bad; trying again" in ended.err
 
 
+def test_follow_says_once_what_it_meets_at_every_try(
+    syncline: Call, run: Any, tmp_path: Path, scripted: Callable[..., Script]
+) -> None:
+    table = run.file(run.reader.keys.chunk(run.reader.manifest(5).tensors.blake3))
+    table.write_bytes(bytes(table.stat().st_size))
+    scripted(nothing, nothing, nothing)
+    ended = syncline("follow", tmp_path / "out", *run.options)
+    lines = ended.err.splitlines()
+    assert 130 == ended.code
+    assert any(line.startswith("warning: avoided a step (step anchor, version 3") for line in lines)
+    assert len(set(lines)) == len(lines)
+
+
 def test_follow_ends_when_the_run_name_was_used_again(
     syncline: Call, run: Any, tmp_path: Path, trainer: Any, scripted: Callable[..., Script]
 ) -> None:

@@ -91,7 +91,16 @@ def test_what_damage_means_for_those_who_follow_is_told(syncline: Call, run: Any
     flip(run.file(run.reader.keys.chunk(chunk.blake3)))
     assert ["version 5 is still reached another way; nothing need be done"] == ways_out()
     flip(run.chunk_of(5))
-    assert all(out.startswith("nobody can join version 5 either; put the object back") for out in ways_out())
+    assert all(out.startswith("nobody can join version 5; put the object back") for out in ways_out())
+
+
+def test_a_damaged_tensor_table_is_told_once_and_as_what_every_version_needs(syncline: Call, run: Any) -> None:
+    table = run.file(run.reader.keys.chunk(run.reader.manifest(5).tensors.blake3))
+    flip(table)
+    (found,) = syncline("verify", "store", *run.options, "--json").document["problems"]
+    assert f"{table.name} does not hash to its name" in found["problem"]
+    assert "it is the tensor table of version 5 and of each with the same tensors" in found["problem"]
+    assert found["way_out"].startswith("nobody can join version 5; put the object back from a mirror")
 
 
 @pytest.mark.parametrize("version", [1, 3, 5])
