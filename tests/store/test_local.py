@@ -337,3 +337,69 @@ def test_a_disk_that_is_full_before_the_store_has_a_folder_may_pass(
     monkeypatch.setattr(Path, "mkdir", mkdir)
     with pytest.raises(StoreUnavailable, match="the disk is full"):
         LocalStore(tmp_path / "store").put("run/object", b"1")
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "object").write_bytes(b"not the store's")
+    return folder
+
+
+def test_a_link_to_a_folder_outside_is_followed_by_nothing(tmp_path: Path, outside: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("run/object", b"mine")
+    (tmp_path / "store/run/way").symlink_to(outside)
+    assert ["run/object"] == [info.key for info in store.list_after("")]
+    assert [] == list(store.list_after("run/way/"))
+    calls: list[Callable[[str], object]] = [
+        store.head,
+        store.delete,
+        lambda key: store.get(key, max_bytes=100),
+        lambda key: store.get_range_into(key, 0, bytearray(1)),
+        lambda key: store.put(key, b"new"),
+        lambda key: store.put_if_absent(key, b"new"),
+        lambda key: store.put_large(key, b"new"),
+        lambda key: store.compare_and_put(key, b"new", etag=None),
+    ]
+    for call in calls:
+        for key in ("run/way/object", "run/way/new/object"):
+            with pytest.raises(StoreMisused, match=r"run/way/.*object lies behind the link .*/run/way"):
+                call(key)
+    assert ["object"] == [entry.name for entry in outside.iterdir()]
+
+
+def test_a_link_to_a_file_is_no_object(tmp_path: Path, outside: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("run/object", b"mine")
+    link = tmp_path / "store/run/link"
+    link.symlink_to(outside / "object")
+    assert ["run/object"] == [info.key for info in store.list_after("")]
+    for look in (store.head, lambda key: store.get(key, max_bytes=100)):
+        with pytest.raises(NotFound):
+            look("run/link")
+    with pytest.raises(StoreMisused, match="run/link is a link"):
+        store.put_if_absent("run/link", b"new")
+    with pytest.raises(HeadMoved):
+        store.compare_and_put("run/link", b"new", etag="something")
+    store.delete("run/link")
+    assert link.is_symlink()
+    store.put("run/link", b"an object now")
+    assert (b"not the store's", b"an object now") == ((outside / "object").read_bytes(), link.read_bytes())
+
+
+def test_links_in_a_circle_end_no_listing_in_eternity(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("run/object", b"mine")
+    for name in ("a", "b", "c"):
+        (tmp_path / "store/run" / name).symlink_to(tmp_path / "store")
+    assert ["run/object"] == [info.key for info in store.list_after("")]
+
+
+def test_the_root_itself_may_be_a_link(tmp_path: Path, outside: Path) -> None:
+    (tmp_path / "store").symlink_to(outside)
+    store = LocalStore(tmp_path / "store")
+    store.put("run/object", b"mine")
+    assert ["object", "run/object"] == [info.key for info in store.list_after("")]
+    assert b"mine" == (outside / "run/object").read_bytes()

@@ -80,16 +80,20 @@ def walk_after(root: Path, prefix: str, after: str) -> Iterator[tuple[str, os.st
     """Files below `root` whose key begins with `prefix` and sorts after `after`, in the byte order of their keys.
 
     Reads one folder at a time and skips folders that cannot hold such a key. Names that are no keys (a folder store's
-    own, files that somebody dropped there) are passed over; what vanishes during the walk is too.
+    own, files that somebody dropped there) are passed over; what vanishes during the walk is too, and so are links: one
+    may lead out of the root, or round in a circle.
     """
     start = prefix[: prefix.rfind("/") + 1]
+    if link_above(root, start) is not None:
+        return
     yield from _walk(root, start, prefix, after)
 
 
 def _walk(root: Path, folder: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
     try:
         # A folder sorts where its children do: "a-b" < "a/x" < "a0".
-        entries = sorted((e.name + "/" if e.is_dir() else e.name) for e in os.scandir(root / folder))
+        with os.scandir(root / folder) as found:
+            entries = sorted((e.name + "/" if e.is_dir() else e.name) for e in found if not e.is_symlink())
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in entries:
@@ -102,11 +106,21 @@ def _walk(root: Path, folder: str, prefix: str, after: str) -> Iterator[tuple[st
                 yield from _walk(root, key, prefix, after)
         elif key.startswith(prefix) and key > after:
             try:
-                stat = (root / key).stat()
+                stat = (root / key).lstat()
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if S_ISREG(stat.st_mode):
                 yield key, stat
+
+
+def link_above(root: Path, key: str) -> Path | None:
+    """The first folder on the way from the root to a key that is a link; None when the way stays below the root."""
+    at = root
+    for name in key.split("/")[:-1]:
+        at /= name
+        if at.is_symlink():
+            return at
+    return None
 
 
 def _is_key(key: str) -> bool:

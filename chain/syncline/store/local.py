@@ -6,6 +6,9 @@ replaced. So a process that dies at any point leaves the old object, the new one
 that a listing shows; what it left in `.syncline/tmp` is removed by the next store opened on the folder (a temporary
 file is locked while its writer lives, so a living one is never taken).
 
+Links below the root are followed by nothing: one may lead out of it, or round in a circle. A listing passes them over, a
+key behind one is refused by name, and a key that is one is no object. (The root itself may be a link.)
+
 An etag comes from the file's identity alone (size, inode and a time of change whose last digits are drawn at random),
 so that neither a poll of `head` nor a listing of large files reads their bytes. Files are never changed in place.
 """
@@ -18,6 +21,7 @@ import os
 import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from errno import ELOOP
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
@@ -29,7 +33,7 @@ from syncline.errors import AlreadyExists, HeadMoved, NotFound, StoreDenied, Sto
 from syncline.store.base import Fetched, ObjectInfo
 from syncline.store.bounds import check_listing, checked_key
 from syncline.store.buffers import FileSource, PartSource, fill_from_file, open_source, writable_view
-from syncline.store.folder import copy_file, file_errors, sync_folder, walk_after
+from syncline.store.folder import copy_file, file_errors, link_above, sync_folder, walk_after
 
 OWN_FOLDER = ".syncline"
 COPY_BYTES = 16 << 20
@@ -88,7 +92,8 @@ class LocalStore:
         path = self._path(key)
         with file_errors(key, self.url), self._finished(key, data) as (temporary, written), self._locked():
             try:
-                current = _etag(path.stat())
+                stat = path.lstat()
+                current = _etag(stat) if S_ISREG(stat.st_mode) else None
             except (FileNotFoundError, NotADirectoryError):
                 current = None
             if current != etag:
@@ -109,7 +114,7 @@ class LocalStore:
         path = self._path(key)
         with file_errors(key, self.url):
             try:
-                stat = path.stat()
+                stat = path.lstat()
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFound(key) from None
             if not S_ISREG(stat.st_mode):
@@ -125,7 +130,7 @@ class LocalStore:
     def delete(self, key: str) -> None:
         path = self._path(key)
         with file_errors(key, self.url):
-            if not path.is_file():
+            if not path.is_file() or path.is_symlink():
                 return
         with file_errors(key, self.url), self._locked():
             try:
@@ -142,7 +147,12 @@ class LocalStore:
                     break  # not empty, or another delete took it
 
     def _path(self, key: str) -> Path:
-        return self._root / checked_key(key)
+        checked_key(key)
+        with file_errors(key, self.url):
+            link = link_above(self._root, key)
+        if link is not None:
+            raise StoreMisused(f"{key} lies behind the link {link}; {self.url} follows none: put a folder in its place")
+        return self._root / key
 
     @contextmanager
     def _open(self, key: str) -> Generator[tuple[int, os.stat_result]]:
@@ -150,9 +160,13 @@ class LocalStore:
         with file_errors(key, self.url):
             try:
                 # Without O_NONBLOCK, opening a pipe that somebody dropped here would wait for ever.
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFound(key) from None
+            except OSError as error:
+                if error.errno == ELOOP:
+                    raise NotFound(key) from None  # a link
+                raise
             try:
                 stat = os.fstat(fd)
                 if not S_ISREG(stat.st_mode):
@@ -164,7 +178,7 @@ class LocalStore:
     def _create(self, key: str, source: Path | Buffer) -> str:
         path = self._path(key)
         with file_errors(key, self.url):
-            if path.is_file():
+            if path.is_file() and not path.is_symlink():
                 raise AlreadyExists(key)  # before a large source is copied; the link below decides
             with self._finished(key, source) as (temporary, written):
                 self._link(temporary, path, key)
@@ -180,6 +194,8 @@ class LocalStore:
                 self._make_folder(path.parent)
                 return os.link(temporary, path)
             except FileExistsError:
+                if path.is_symlink():
+                    raise StoreMisused(f"{key} is a link in {self.url}, which follows none; remove it") from None
                 if path.is_dir():
                     raise StoreMisused(f"{key} is a folder of other keys in {self.url}; choose another key") from None
                 raise AlreadyExists(key) from None
