@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 PUBLISH_POINTS: Mapping[str, str] = {
     "publish.epoch_taken": "the empty delta of the new epoch is committed",
-    "publish.encoded": "frames are encoded, nothing is in the store",
+    "publish.encoded": "all frames are encoded; their chunks are in the store or on their way, and no manifest names them",
     "publish.chunks_put": "all chunks are in the store, the manifest is not",
     "publish.manifest_put": "the version is committed, head still names its predecessor",
     "publish.head_moved": "head names the version, the publisher's base is still the old one",
