@@ -5,10 +5,9 @@ Two passes over the changes, one over the new weights: those may be gone when th
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,14 +16,12 @@ from numpy.typing import NDArray
 from syncline.codecs.base import Codec, FrameChange, Uncodable
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lane_shift
-from syncline.codecs.context.counts import Counts, count_symbols, count_units
-from syncline.codecs.context.fitting import fit, shared_bits
-from syncline.codecs.context.table import ContextTable
+from syncline.codecs.context.counts import count_symbols, count_units
+from syncline.codecs.context.sharing import Kind, kind_of, share_tables
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
 from syncline.delta.comparing import ComparedFrame
 from syncline.delta.parallel import in_order
-from syncline.kernels.clock import Alphabet
 from syncline.wire.chunk import EncodedFrame
 from syncline.wire.limits import CODEC_SPARSE
 from syncline.wire.tensors import TensorSpec
@@ -49,22 +46,6 @@ class _Run:
     frames: list[ComparedFrame]
 
 
-@dataclass(slots=True)
-class _Kind:
-    """Tensors that are alike: one dtype, one place in the layers. They always share a table."""
-
-    alphabet: Alphabet
-    counts: Counts = field(default_factory=Counts.none)
-    table: ContextTable | None = None
-    sharing: int = 1
-    """Changes of all kinds that share the table."""
-
-
-def kind_of(spec: TensorSpec) -> str:
-    """What tensors of one kind have in common: the dtype, and the name but for its numbers."""
-    return f"{spec.dtype} {re.sub('[0-9]+', '#', spec.name)}"
-
-
 class Group:
     """Holds changes until `encode`."""
 
@@ -73,7 +54,7 @@ class Group:
         self._executor = executor
         self._most = held_bytes
         self._runs: list[_Run] = []
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, Kind] = {}
         self._held = 0
         self._base = 0
 
@@ -95,17 +76,17 @@ class Group:
         alphabet = ALPHABETS.get(spec.dtype)
         if alphabet is None or not self._choice.takes_context:
             return
-        kind = self._kinds.setdefault(kind_of(spec), _Kind(alphabet))
+        kind = self._kinds.setdefault(kind_of(spec.dtype, spec.name), Kind(alphabet))
         for frame in frames:
             count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
         kind.counts.units[:] += count_units(alphabet, old) * units // max(old.size, 1)
 
     def encode(self, take: Take) -> None:
         """Encode everything that is held, in order, and hold nothing."""
-        self._share_tables()
+        share_tables(self._kinds.values(), exact=True)
         for run in self._runs:
             pilot = [frame.change for frame in run.frames]
-            kind = self._kinds.get(kind_of(run.spec))
+            kind = self._kinds.get(kind_of(run.spec.dtype, run.spec.name))
             codec = self._choice.choose(pilot, _context(kind, run), table_changes=kind.sharing if kind else 1)
             for frame, (used, payload) in zip(
                 run.frames, in_order(self._executor, partial(_code, codec), pilot), strict=True
@@ -113,37 +94,8 @@ class Group:
                 take(run.tensor, used, EncodedFrame(frame.index, int(frame.change.positions.size), payload))
         self._runs, self._kinds, self._held, self._base = [], {}, 0, 0
 
-    def _share_tables(self) -> None:
-        """Kinds of one alphabet share a table where that costs fewer bits than tables of their own."""
-        for alphabet in {kind.alphabet: None for kind in self._kinds.values()}:
-            kinds = [kind for kind in self._kinds.values() if kind.alphabet == alphabet]
-            for members in _shared([kind.counts for kind in kinds], alphabet):
-                together = Counts.none()
-                for member in members:
-                    together += kinds[member].counts
-                table = fit(together, alphabet, exact=True)
-                for member in members:
-                    kinds[member].table, kinds[member].sharing = table, int(together.symbols.sum())
 
-
-def _shared(counts: list[Counts], alphabet: Alphabet) -> Iterator[list[int]]:
-    """Which of the counts go together: pairs are merged, best first, while a merge saves bits."""
-    groups = [([i], one, shared_bits(one, alphabet)) for i, one in enumerate(counts)]
-    while len(groups) > 1:
-        best = (0, 0, 0)
-        for first in range(len(groups)):
-            for second in range(first):
-                merged = shared_bits(groups[first][1] + groups[second][1], alphabet)
-                best = max(best, (groups[first][2] + groups[second][2] - merged, first, second))
-        gain, first, second = best
-        if gain <= 0:
-            break
-        one, other = groups.pop(first), groups.pop(second)
-        groups.append((one[0] + other[0], one[1] + other[1], one[2] + other[2] - gain))
-    yield from (sorted(members) for members, _, _ in groups)
-
-
-def _context(kind: _Kind | None, run: _Run) -> Codec | None:
+def _context(kind: Kind | None, run: _Run) -> Codec | None:
     if kind is None or kind.table is None:
         return None
     changed = sum(frame.change.positions.size for frame in run.frames)
