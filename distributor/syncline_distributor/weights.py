@@ -21,7 +21,7 @@ from syncline.checkpoint.headers import METADATA
 from syncline.checkpoint.ties import EMBEDDINGS, HEADS
 from syncline.errors import LayoutRefused, TiedWeightsDiffer
 from syncline.wire import dtypes
-from syncline.wire.tensors import COLUMN_SPLIT, TensorSpec, TensorTable, split_axis
+from syncline.wire.tensors import COLUMN_SPLIT, TensorSpec, TensorTable, split_axis, table_of
 
 Files = Mapping[str, bytes | Path]
 """What belongs beside the weights in a servable checkpoint (config.json, tokenizer, …), by file name."""
@@ -155,7 +155,7 @@ def make_table(groups: list[tuple[list[str], str, tuple[int, ...]]], column_spli
             specs.append(TensorSpec(name=owner, dtype=dtype, shape=list(shape), axis=axis, aliases=sorted(aliases)))
         except ValueError as error:
             raise LayoutRefused(f"tensor {owner!r} ({dtype} {list(shape)}) cannot be published: {error}") from error
-    return TensorTable(tensors=sorted(specs, key=lambda s: s.name))
+    return table_of(sorted(specs, key=lambda s: s.name))
 
 
 def tied_by_config(files: Files) -> bool:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from syncline.checkpoint import Header, header_bytes, read_safetensors_header
 from syncline.checkpoint.headers import HEADER_MAX_BYTES
-from syncline.errors import SourceInvalid, SourceNotReady
+from syncline.errors import LayoutRefused, SourceInvalid, SourceNotReady
 from syncline.wire import dtypes
 
 
@@ -149,3 +149,13 @@ def test_what_is_written_is_read_back(kinds: list[tuple[str, list[int]]]):
     assert {n: (kind, tuple(shape)) for n, kind, shape in tensors} == {
         n: (t.dtype, t.shape) for n, t in header.tensors.items()
     }
+
+
+def test_a_header_that_no_reader_takes_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [(f"layer.{n}", "BF16", [1]) for n in range(100)]
+    whole = len(header_bytes(tensors)) - 8
+    monkeypatch.setattr("syncline.checkpoint.headers.HEADER_MAX_BYTES", whole)
+    assert whole + 8 == len(header_bytes(tensors))
+    monkeypatch.setattr("syncline.checkpoint.headers.HEADER_MAX_BYTES", whole - 1)
+    with pytest.raises(LayoutRefused, match=f"100 tensors has {whole} bytes"):
+        header_bytes(tensors)

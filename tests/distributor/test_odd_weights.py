@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from syncline.errors import LayoutRefused, Rejected, SourceInvalid, SourceNotReady
 from syncline.store.memory import MemoryStore
+from syncline.wire.tensors import TensorTable
 from syncline_distributor import Bits, Publisher
 
 Make = Callable[..., Publisher]
@@ -172,3 +173,27 @@ def test_a_step_may_be_any_kind_of_whole_number(publisher: Make, trainer: Any) -
     publish, source = publisher(), trainer()
     steps = [publish.publish(source.step(), step=n).manifest.step for n in (np.int64(5), torch.tensor(6))]  # type: ignore[arg-type]
     assert [5, 6] == steps
+
+
+@pytest.mark.parametrize(("bound", "most"), [("bytes", 3000), ("tensors", 49)])
+@pytest.mark.parametrize("form", ["mapping", "folder"])
+def test_more_tensors_than_a_table_holds_are_refused_before_anything_is_stored(
+    publisher: Make,
+    store: MemoryStore,
+    checkpoint_folder: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    bound: str,
+    most: int,
+) -> None:
+    weights: Any = {f"model.layers.{n}.weight": Bits("BF16", (4,), UNITS.copy()) for n in range(50)}
+    if form == "folder":
+        weights = checkpoint_folder(tmp_path / "checkpoint", weights)
+    if bound == "bytes":
+        monkeypatch.setattr(TensorTable, "max_bytes", most)
+    else:
+        monkeypatch.setattr("syncline.wire.tensors.TENSORS_MAX", most)
+    with pytest.raises(LayoutRefused, match=rf"50 tensors .*{most}.*stack small tensors"):
+        publisher().publish(weights)
+    assert [] == [i.key for i in store.list_after("run/main/")]

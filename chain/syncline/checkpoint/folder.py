@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from syncline.checkpoint.headers import Header, StoredTensor, read_safetensors_header
 from syncline.checkpoint.ties import Tie, declared_ties
 from syncline.errors import SourceInvalid, SourceNotReady, TiedWeightsDiffer
-from syncline.wire.tensors import TensorSpec, TensorTable, split_axis
+from syncline.wire.tensors import TensorSpec, TensorTable, split_axis, table_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -110,7 +110,7 @@ class WeightFolder:
     def table(self, axis: AxisRule = split_axis) -> TensorTable:
         """The tensor table of this folder. Names that config.json ties and the folder stores twice become one tensor.
 
-        TiedWeightsDiffer when their bits differ.
+        TiedWeightsDiffer when their bits differ, LayoutRefused when there are too many to publish.
         """
         aliases: dict[str, list[str]] = {}
         for tie in declared_ties(self.path, {n: (p.dtype, p.shape) for n, (_, p) in self.tensors.items()}):
@@ -124,7 +124,7 @@ class WeightFolder:
                     specs.append(_spec(name, place, axis, sorted(aliases.get(name, []))))
                 except ValueError as error:
                     raise SourceInvalid(f"{self.path / file}, tensor {name}: {error}") from error
-        return TensorTable(tensors=specs)
+        return table_of(specs)
 
     def companions(self) -> list[Path]:
         """Small files that make the folder servable: config, tokenizer, chat template."""

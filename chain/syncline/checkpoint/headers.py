@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from syncline.errors import FormatInvalid, SourceInvalid, SourceNotReady
+from syncline.errors import FormatInvalid, LayoutRefused, SourceInvalid, SourceNotReady
 from syncline.wire import dtypes
 from syncline.wire.limits import DIMENSION_MAX, TENSOR_DIMS_MAX, TENSOR_NAME_MAX_BYTES, TENSORS_MAX
 
@@ -84,7 +84,8 @@ def read_safetensors_header(file: BinaryIO, *, what: str) -> Header:
 def header_bytes(tensors: Iterable[tuple[str, str, list[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
     """Length and JSON of a file that holds the tensors (name, dtype, shape) back to back in that order.
 
-    The JSON is padded so that the first tensor is 8-byte aligned; give wide dtypes first to keep them so.
+    The JSON is padded so that the first tensor is 8-byte aligned; give wide dtypes first to keep them so. LayoutRefused for
+    a header that no reader of the format takes.
     """
     entries: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     at = 0
@@ -94,6 +95,11 @@ def header_bytes(tensors: Iterable[tuple[str, str, list[int]]], metadata: Mappin
         at += size
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_MAX_BYTES:
+        raise LayoutRefused(
+            f"a safetensors header for {len(entries)} tensors has {len(text)} bytes, more than the format's "
+            f"{HEADER_MAX_BYTES}; publish with smaller shards"
+        )
     return len(text).to_bytes(8, "little") + text
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from blake3 import blake3
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from syncline.errors import FormatInvalid
+from syncline.errors import FormatInvalid, LayoutRefused
 from syncline.wire import dtypes
 from syncline.wire.digest import Digest
 from syncline.wire.limits import (
@@ -117,6 +117,25 @@ class TensorTable(Record):
         """Where the table is stored."""
         data = self.encode()
         return ObjectRef(blake3=blake3(data).hexdigest(), size=len(data))
+
+
+_ENTRY_BYTES = 400
+"""Of a tensor's entry without its names, at most."""
+_MERGE = "stack small tensors into larger ones (the experts of a layer, say), or publish fewer"
+
+
+def table_of(specs: list[TensorSpec]) -> TensorTable:
+    """A table to be published. LayoutRefused for more tensors than one may have, in number or in bytes."""
+    if len(specs) > TENSORS_MAX:
+        raise LayoutRefused(f"{len(specs)} tensors are more than {TENSORS_MAX}; {_MERGE}")
+    table = TensorTable(tensors=specs)
+    longest = sum(_ENTRY_BYTES + 6 * sum(len(n.encode()) + 1 for n in (s.name, *s.aliases)) for s in specs)
+    if longest > TensorTable.max_bytes:  # else there is no need to write it out to know
+        try:
+            table.encode()
+        except FormatInvalid as error:
+            raise LayoutRefused(f"{len(specs)} tensors with their names are too many: {error}; {_MERGE}") from error
+    return table
 
 
 def digests_for(table: TensorTable, manifest: VersionManifest) -> list[Digest]:
