@@ -1,8 +1,8 @@
 """Heartbeats and leases: what this node tells the store, so that retention keeps its path (DESIGN section 4).
 
 A state machine of its own, beside the follower: a long download must not let a lease run out. It reads the follower's
-`Status` and writes this node's consumer record and leases, nothing else. With a key that may only read, heartbeats
-are off and `/status` says so.
+`Status`, writes this node's consumer record and renews its leases (leases.py), nothing else. With a key that may only
+read, heartbeats are off and `/status` says so.
 
 The store's clock judges age, so this node's own time appears in no record; writing the heartbeat is also how the node
 learns what time the store thinks it is.
@@ -12,25 +12,25 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
-from syncline.errors import NotFound, Retryable, StoreDenied, SynclineError
+from syncline.errors import NotFound, StoreDenied, SynclineError
 from syncline.logs import logger
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
-from syncline.wire.records import ConsumerRecord, LeaseRecord
+from syncline.wire.records import ConsumerRecord
+from syncline_agent.leases import Leases
 from syncline_agent.status import Status
 
 DENIED_RETRY_SECONDS = 600.0
 CLOCK_SECONDS = 120.0
 """How often the store's clock is looked at."""
 TEXT_MAX = 1000
-NEVER = float("-inf")
 UNWRITTEN = "not written yet"
 LOOK_SECONDS = 60.0
 """How often it is looked whether another agent writes this node's heartbeat."""
@@ -75,16 +75,6 @@ class _Written:
     """The store's time when it had it, as far as it is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    """One that is held now."""
-
-    key: str
-    record: LeaseRecord
-    written: float
-    """When the store last took the record as it is (monotonic)."""
-
-
 class Heart:
     """One node's records in one store. `tick` from one thread; `lease` from the follower's."""
 
@@ -110,9 +100,7 @@ class Heart:
         self._due = clock.monotonic()
         self._told: tuple[object, ...] = ()
         self._told_at = clock.monotonic() - settings.every_seconds
-        self._leases: dict[str, _Lease] = {}
-        self._lock = threading.Lock()
-        self._renewing = threading.Lock()
+        self._leases = Leases(store, ttl_seconds=settings.lease_ttl_seconds, clock=clock, random=random, say=self._say)
         self._beating = threading.Lock()
         self._clock_seen: float | None = None
         self._written: _Written | None = None
@@ -122,7 +110,7 @@ class Heart:
 
     def tick(self) -> float:
         """Write what is due; returns the seconds until the next call."""
-        self._renew_leases()
+        self._leases.renew()
         status = self._status()
         now = self._clock.monotonic()
         changed = _signature(status) != self._told and now - self._told_at >= self._settings.at_least_seconds
@@ -192,80 +180,11 @@ class Heart:
         elif kind != before and before != UNWRITTEN:
             self._log.info("heartbeats on")
 
-    @contextmanager
     def lease(
         self, keys: ViewKeys, lineage: str, *, owner: str, version: int | None
-    ) -> Iterator[Callable[[int], None]]:
-        """Hold a lease while the body runs: it is in the store before the body lists anything. What it yields tells the
-        store which version it is about, once the body has planned from which it starts.
-
-        Retryable when the store does not take it now; with a read-only key the body runs without one, as `state`
-        says.
-        """
-        lease_id = f"{self._random.getrandbits(128):032x}"
-        record = LeaseRecord(
-            lineage=lineage, owner=owner, ttl_ms=int(self._settings.lease_ttl_seconds * 1000), version=version
-        )
-        key = keys.lease(lease_id)
-        try:
-            self._store.put(key, record.encode())
-        except StoreDenied as error:
-            self._say(f"off: {error}; joining without a lease")
-            yield lambda version: None
-            return
-        with self._lock:
-            self._leases[lease_id] = _Lease(key, record, self._clock.monotonic())
-        try:
-            yield lambda version: self._about(lease_id, version)
-        finally:
-            with self._lock:
-                lease = self._leases.pop(lease_id)
-            self._release(lease.key, lease.record)
-
-    def _about(self, lease_id: str, version: int) -> None:
-        """The lease is about `version`; told now, or with the next renewal if the store does not take it."""
-        with self._lock:
-            held = self._leases[lease_id]
-            record = held.record.model_copy(update={"version": version})
-            self._leases[lease_id] = _Lease(held.key, record, NEVER)
-        self._renew(lease_id)
-
-    def _renew_leases(self) -> None:
-        now = self._clock.monotonic()
-        with self._lock:
-            due = [i for i, held in self._leases.items() if now - held.written >= self._settings.lease_ttl_seconds / 3]
-        for lease_id in due:
-            self._renew(lease_id)
-
-    def _renew(self, lease_id: str) -> None:
-        with self._renewing:  # or an older record could be written over a newer one
-            with self._lock:
-                held = self._leases.get(lease_id)
-            if held is None:
-                return
-            try:
-                self._store.put(held.key, held.record.encode())
-            except SynclineError as error:
-                self._say(f"late: {error}")
-                return
-            with self._lock:
-                now = self._leases.get(lease_id)
-                if now is held:
-                    self._leases[lease_id] = _Lease(held.key, held.record, self._clock.monotonic())
-            if now is None:
-                self._release(held.key, held.record)  # it was released while it was being renewed
-
-    def _release(self, key: str, record: LeaseRecord) -> None:
-        try:
-            self._store.delete(key)
-        except StoreDenied:
-            # A key that may write but not delete: a lease of no length has the same effect.
-            try:
-                self._store.put(key, record.model_copy(update={"ttl_ms": 0}).encode())
-            except SynclineError:
-                pass  # it runs out by itself
-        except Retryable:
-            pass  # it runs out by itself
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """A lease that this heart keeps alive while it is held: `Leases.hold`."""
+        return self._leases.hold(keys, lineage, owner=owner, version=version)
 
     def _record(self, status: Status, leaving: bool) -> ConsumerRecord:
         identity = status.identity
