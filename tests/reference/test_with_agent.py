@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from syncline.store.local import LocalStore
-from syncline.testing.weight_run import write_safetensors
+from syncline.testing.tables import safetensors_bytes
 from syncline_distributor.publisher import Publisher
 
 Start = Callable[..., Any]
@@ -39,7 +39,8 @@ class Fleet:
     def publish(self, version: int) -> None:
         source = self.folder / f"checkpoint-{version}"
         source.mkdir()
-        write_safetensors(source / "model.safetensors", self.tiny.run.table, self.tiny.run.weights(version))
+        whole = safetensors_bytes(self.tiny.run.table.tensors, self.tiny.run.weights(version))
+        (source / "model.safetensors").write_bytes(whole)
         for name in ("config.json", "character_tokenizer.json"):
             (source / name).write_bytes((self.tiny.node / "original" / name).read_bytes())
         published = self.publisher.publish(source, step=version)

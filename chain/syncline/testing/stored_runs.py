@@ -14,10 +14,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from syncline.checkpoint import header_bytes
-from syncline.delta import DeltaEncoder, EncodedDelta, digest_tensor
+from syncline.delta import EncodedDelta, digest_tensor
 from syncline.store.base import WeightStore
 from syncline.store.keys import RunKeys
+from syncline.testing.tables import TILING, Weights, encode_delta, no_changes, safetensors_bytes
 from syncline.wire.digest import total
 from syncline.wire.records import (
     AnchorBody,
@@ -27,17 +27,11 @@ from syncline.wire.records import (
     HeadRecord,
     RunRecord,
     SkipManifest,
-    Statistics,
-    TilingPart,
     VersionManifest,
     pack_digests,
 )
 from syncline.wire.tensors import TensorSpec, TensorTable
 
-Weights = dict[str, NDArray[Any]]
-"""Flat units by tensor name."""
-
-TILING = TilingPart(min_units=64, max_units=256, ways=4)
 TABLE = TensorTable(
     tensors=[
         TensorSpec(name="a.mask", dtype="BOOL", shape=[7], axis=0),
@@ -77,7 +71,7 @@ class StoredRun:
         """The next version as an anchor-only one."""
         version = len(self.manifests) + 1
         body = self._put_files(version, weights, shards)
-        nothing = EncodedDelta([], self._statistics())
+        nothing = EncodedDelta([], no_changes(self.table))
         return self._commit(version, None, weights, nothing, body)
 
     def step(self, *, changes: int = 40, base: int | None = None) -> VersionManifest:
@@ -90,7 +84,9 @@ class StoredRun:
     def empty_step(self) -> VersionManifest:
         """The next version, equal to the one before."""
         version = len(self.manifests) + 1
-        return self._commit(version, version - 1, self.weights[version - 1], EncodedDelta([], self._statistics()), None)
+        return self._commit(
+            version, version - 1, self.weights[version - 1], EncodedDelta([], no_changes(self.table)), None
+        )
 
     def anchor(self, version: int, *, shards: int = 1) -> AnchorManifest:
         """Write an anchor beside a version."""
@@ -139,10 +135,7 @@ class StoredRun:
         def sink(ref: ChunkRef, data: bytes) -> None:
             self.store.put_if_absent(self.keys.chunk(ref.blake3), data)
 
-        encoder = DeltaEncoder(self.table, TILING.tiling, nonce=self._nonce, sink=sink)
-        for index, spec in enumerate(self.table.tensors):
-            encoder.add(index, old[spec.name], new[spec.name])
-        return encoder.finish()
+        return encode_delta(self.table, old, new, nonce=self._nonce, sink=sink)
 
     def point(self, version: int) -> None:
         """Set the head object."""
@@ -186,8 +179,7 @@ class StoredRun:
         if shards == 1:
             names = ["model.safetensors"]
         for name, specs in zip(names, groups, strict=True):
-            header = header_bytes((s.name, s.dtype, s.shape) for s in specs)
-            files[name] = header + b"".join(weights[s.name].tobytes() for s in specs)
+            files[name] = safetensors_bytes(specs, weights)
         if shards > 1:
             where = {s.name: name for name, specs in zip(names, groups, strict=True) for s in specs}
             entries = ",".join(f'"{tensor}":"{name}"' for tensor, name in where.items())
@@ -196,18 +188,6 @@ class StoredRun:
             self.store.put_large(self.keys.anchor_file(version, nonce, name), data)
         listed = [AnchorFile(name=n, size=len(d), blake3=blake3(d).hexdigest()) for n, d in files.items()]
         return AnchorBody(nonce=nonce, files=listed)
-
-    def _statistics(self) -> Statistics:
-        return Statistics(
-            units=self.table.units,
-            changed_units=0,
-            changed_tensors=0,
-            frames=0,
-            payload_bytes=0,
-            full_bytes=self.table.size_bytes,
-            nonfinite=0,
-            codecs={},
-        )
 
     def _nonce(self) -> bytes:
         return self._random.randbytes(16)

@@ -5,7 +5,6 @@ What an arm meets on its node, for tests of everything that stands between verif
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,22 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.checkpoint import Checkpoint
-from syncline.delta import CodecChoice, DeltaEncoder, digest_tensor
+from syncline.delta import digest_tensor
+from syncline.testing.tables import TILING, Weights, encode_delta, no_changes, safetensors_bytes
 from syncline.wire.digest import Digest, total
 from syncline.wire.records import (
     AnchorBody,
     AnchorFile,
     ChunkRef,
-    Statistics,
     TilingPart,
     VersionManifest,
     pack_digests,
 )
 from syncline.wire.tensors import TensorTable
-
-Weights = dict[str, NDArray[Any]]
-TILING = TilingPart(min_units=64, max_units=256, ways=4)
-"""Small frames, so that small tensors have several."""
 
 
 class WeightRun:
@@ -97,16 +92,15 @@ class WeightRun:
             path.write_bytes(data)
             files.append(path)
 
-        encoder = DeltaEncoder(
+        encode_delta(
             self.table,
-            self.tiling.tiling,
+            self.weights(base),
+            self.weights(version),
             nonce=lambda: self._nonces.randbytes(16),
             sink=sink,
-            choice=CodecChoice(forced=codec) if codec else None,
+            tiling=self.tiling,
+            codec=codec,
         )
-        for index, spec in enumerate(self.table.tensors):
-            encoder.add(index, self.weights(base)[spec.name], self.weights(version)[spec.name])
-        encoder.finish()
         return files
 
     def manifest(self, version: int) -> VersionManifest:
@@ -129,16 +123,7 @@ class WeightRun:
             tensor_digests=pack_digests(digests),
             chunks=[],
             anchor=AnchorBody(nonce="0a" * 16, files=[AnchorFile(name="model.safetensors", size=1, blake3="00" * 32)]),
-            statistics=Statistics(
-                units=self.table.units,
-                changed_units=0,
-                changed_tensors=0,
-                frames=0,
-                payload_bytes=0,
-                full_bytes=self.table.size_bytes,
-                nonfinite=0,
-                codecs={},
-            ),
+            statistics=no_changes(self.table),
         )
 
     def checkpoint(self, folder: Path, version: int, files: Mapping[str, str] | None = None) -> Checkpoint:
@@ -146,23 +131,8 @@ class WeightRun:
         folder.mkdir(parents=True)
         for name, text in (files or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
-        write_safetensors(folder / "model.safetensors", self.table, self.weights(version))
+        (folder / "model.safetensors").write_bytes(safetensors_bytes(self.table.tensors, self.weights(version)))
         return Checkpoint.adopt(folder, self.manifest(version), self.table, self.tiling)
 
     def _tensor_digests(self, weights: Weights) -> list[Digest]:
         return [digest_tensor(spec, weights[spec.name]) for spec in self.table.tensors]
-
-
-def write_safetensors(file: Path, table: TensorTable, weights: Mapping[str, NDArray[Any]]) -> None:
-    """One safetensors file of a table's tensors, in its order."""
-    header: dict[str, Any] = {}
-    at = 0
-    for spec in table.tensors:
-        header[spec.name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [at, at + spec.size_bytes]}
-        at += spec.size_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for spec in table.tensors:
-            out.write(weights[spec.name].tobytes())
