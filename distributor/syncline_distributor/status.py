@@ -5,7 +5,7 @@
      "chain": {"anchor", "skip", "length", "bytes", "full_bytes"} or null      newest anchor and what follows it
      "anchors": [version, …],  "vetoes": {"version": "reason"},
      "writer": {"epoch", "fenced"} or null                                    null when a trainer publishes itself
-     "source": {"phase", "waits_for", "published", "pending", "waiting", "refused", "error"} or null
+     "source": {"phase", "waits_for", "listable", "published", "pending", "waiting", "refused", "error"} or null
      "retention": {"marked", "deleted", "blocked"} or null                    since the process started
      "store": {"url", "conditional_writes"},
      "consumers": [{"cluster", "namespace", "pool", "nodes", "stale", "proven", "versions": {"version": nodes}, "empty",
@@ -141,7 +141,7 @@ class Reporter:
     def ready(self) -> bool:
         """The store answered, and a process that was started to publish may, and has a source to publish from."""
         may_publish = self.publisher is None or self.publisher.fenced is None
-        has_source = self.watch is None or self.watch.state.waits_for is None
+        has_source = self.watch is None or self.watch.state.listable
         return self.observer.looked and may_publish and has_source
 
 

@@ -51,6 +51,8 @@ class SourceState:
     """starting, waiting, idle, publishing, backing-off, stopped."""
     waits_for: str | None = "the first look at the source"
     """What must be there before anything can be published; None while it is."""
+    listable: bool = False
+    """The source could be looked at. An empty one is a trainer that has not written yet, which may itself wait for this service."""
     published: str | None = None
     """Name of the checkpoint that was published last."""
     pending: int = 0
@@ -138,7 +140,7 @@ class Watch:
             where = self._source.where
             return self._wait("checkpoint", f"{where} holds no checkpoint yet; waiting for one: check --source")
         self._waits_on = None
-        self._say(waits_for=None)
+        self._say(waits_for=None, listable=True)
         return listed
 
     def _wait(self, on: str, what: str) -> None:
@@ -146,7 +148,7 @@ class Watch:
         if self._waits_on != on:
             self._log.warning("waiting", waits_for=what, phase="watch")
         self._waits_on = on
-        self._say(phase="waiting", waits_for=what)
+        self._say(phase="waiting", waits_for=what, listable=on != "source")
 
     def _start(self, listed: list[Found]) -> None:
         """Open the publisher and learn what earlier processes published."""

@@ -256,8 +256,10 @@ def test_watch_is_not_ready_while_its_source_is_missing_nor_after_another_writer
     service.until(lambda: service.get("/status")["source"]["phase"] == "waiting")
     assert f"{tmp_path / 'runs'} cannot be listed" in service.get("/status")["source"]["waits_for"]
     assert not service.ready()
+    (tmp_path / "runs").mkdir()
+    service.until(service.ready)  # a trainer that waits for this service may be what fills the folder
+    assert "holds no checkpoint yet" in service.get("/status")["source"]["waits_for"]
     checkpoint_folder(tmp_path / "runs" / "checkpoint-1", trainer().weights)
-    service.until(service.ready)
     assert 1 == service.get("/head?after=0&timeout=30")["version"]
     service.until(lambda: service.get("/status")["source"]["published"] == "checkpoint-1")
     publisher(on=open_store(str(tmp_path / "store"))).open()
