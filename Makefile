@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 TORCH_VERSION ?= 2.13.0
+TRITON_VERSION ?= 3.6.0
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -28,12 +29,14 @@ help:  ## show the targets
 
 venv: $(STAMP)  ## make .venv with the pinned dependencies and an editable install
 
-# torch comes first and by pip alone: uv never resolves it, so the build that the user chose stays.
+# torch comes first and by pip alone: uv never resolves it, so the build that the user chose stays. A CUDA build brings the Triton that it
+# was made for, a CPU build none; the tests run the GPU kernels in Triton's interpreter, and any version does that.
 $(STAMP): requirements.lock pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then echo "Syncline needs Python >= 3.11; none of python3.13, python3.12, python3.11, python3 is. Set PYTHON=/path/to/python." >&2; exit 1; fi
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Syncline needs Python >= 3.11, and PYTHON=$(PYTHON) is not." >&2; exit 1; }
 	@[ -x $(BIN)/pip ] || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check triton==$(TRITON_VERSION)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .

@@ -85,7 +85,11 @@ PLANTED = [
     ("chain/syncline/wire", "socket", "The wire format does no input or output and knows no time"),
     ("agent/syncline_agent", "time", "Only clock reads the time"),
     ("chain/syncline/store", "numba", "Only kernels and codecs compile"),
-    ("chain/syncline/store", "torch", "Only the reference engine, the torch adapter and the demo's trainer know torch"),
+    (
+        "chain/syncline/store",
+        "torch",
+        "Only the reference engine, the torch adapter, the GPU kernels and the demo's trainer know torch",
+    ),
     ("distributor/syncline_distributor", "minio", "Only the S3 adapter knows the S3 client"),
     ("agent/syncline_agent", "kopf", "Nothing but the operator knows Kubernetes"),
 ]

@@ -1,0 +1,155 @@
+"""Decoding on the device gives what the reference and the CPU's codec give, and nothing is written but the frame's own slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncline.kernels.clock import COUNT, DONE
+from syncline.kernels.gpu import reference_decode
+from syncline.kernels.gpu.batch import CodedFrames, FrameBatch, Staged, Walk
+from syncline.kernels.gpu.decode import decode
+from syncline.kernels.reference import offsets
+from syncline.testing.device_frames import CANARY, DeviceCase, device_case
+from syncline.wire.tiling import Frame
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = ("BF16", "F16", "F32", "F8_E4M3", "F4", "U8", "I16", "U32")
+
+
+def wanted(case: DeviceCase, frame: Frame) -> list[tuple[int, int, int]]:
+    places = offsets(frame, np.arange(frame.units, dtype=np.uint32))
+    old, new = case.old[places], case.new[places]
+    return [(int(p), int(old[p]), int(new[p])) for p in np.flatnonzero(old != new)]
+
+
+def emptied(staged: Staged) -> Staged:
+    parts = (torch.full_like(part, CANARY) for part in (staged.positions, staged.old, staged.new))
+    return Staged(staged.firsts, staged.changed, *parts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("whole_pieces", [True, False])
+def test_a_frame_decodes_to_its_changes(dtype: str, whole_pieces: bool) -> None:
+    units = 512 if whole_pieces else 391
+    frame = Frame(0, 1, units, units)
+    case = device_case(dtype, [frame], share=0.03, lane_shift=4, seed=len(dtype), device=DEVICE)
+    assert (Walk.FLAT if whole_pieces else Walk.ANY) == case.batch.walk
+    assert [DONE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert wanted(case, frame) == case.changes(0)
+    assert case.gaps_untouched()
+    assert np.array_equal(case.old, case.live)
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("BF16", 64), ("F4", 64), ("F32", 12), ("BF16", 45)])
+def test_rows_that_lie_apart_are_decoded_in_place(dtype: str, length: int) -> None:
+    frames = [Frame(64 * k, 5, length, 192) for k in range(3)]
+    case = device_case(dtype, frames, share=0.05, lane_shift=5, seed=length, device=DEVICE)
+    assert (Walk.ANY if length == 45 else Walk.ROWS) == case.batch.walk
+    assert [DONE] * 3 == decode(case.batch, case.coded, case.staged).tolist()
+    assert [wanted(case, frame) for frame in frames] == [case.changes(k) for k in range(3)]
+    assert case.gaps_untouched()
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8, 32])
+def test_frames_share_a_program_whatever_their_sizes(lanes: int) -> None:
+    small, large = 16 * lanes, 24 * lanes + 7
+    frames = [Frame(0, 1, small, small), Frame(small, 1, large, large), Frame(small + large, 1, large, large)]
+    case = device_case("BF16", frames, share=0.04, lane_shift=4, seed=lanes, device=DEVICE)
+    assert lanes == case.coded.lanes
+    assert [DONE] * 3 == decode(case.batch, case.coded, case.staged).tolist()
+    assert [wanted(case, frame) for frame in frames] == [case.changes(k) for k in range(3)]
+
+
+@settings(max_examples=8)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    units=st.integers(1, 200),
+    runs=st.integers(1, 4),
+    share=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+    shift=st.integers(2, 8),
+    seed=st.integers(0, 1 << 30),
+)
+def test_kernel_and_reference_agree(dtype: str, units: int, runs: int, share: float, shift: int, seed: int) -> None:
+    length = -(-units // runs)
+    share = min(share, 16 / (length * runs))  # the interpreter pays for events
+    frame = Frame(seed % 5, runs, length, length + seed % 7)
+    case = device_case(dtype, [frame], share=share, lane_shift=shift, seed=seed, device=DEVICE)
+    assert [DONE] == decode(case.batch, case.coded, case.staged).tolist()
+    expected = replace(case, staged=emptied(case.staged))
+    assert [DONE] == reference_decode.decode(expected.batch, expected.coded, expected.staged).tolist()
+    assert expected.changes(0) == case.changes(0) == wanted(case, frame)
+    assert case.gaps_untouched()
+
+
+def damaged(case: DeviceCase, how: str) -> DeviceCase:
+    coded, staged = case.coded, case.staged
+    if how == "random words":
+        generator = torch.Generator().manual_seed(7)
+        noise = torch.randint(0, 256, coded.payload.shape, dtype=torch.uint8, generator=generator)
+        return replace(case, coded=replace(coded, payload=noise.to(coded.payload.device)))
+    if how == "zeros":
+        return replace(case, coded=replace(coded, payload=torch.zeros_like(coded.payload)))
+    if how == "a word short":
+        return replace(case, coded=replace(coded, words=(coded.words - 1).clamp_min(0)))
+    if how == "no words":
+        return replace(case, coded=replace(coded, words=torch.zeros_like(coded.words)))
+    if how == "lanes swapped":
+        lanes = (coded.starts.flip(0).contiguous(), coded.words.flip(0).contiguous())
+        return replace(case, coded=replace(coded, starts=lanes[0], words=lanes[1]))
+    if how == "wrong base":
+        # A wrong context; one that only hides in the value is for the digest to find.
+        case.batch.anchor.copy_(case.batch.anchor ^ (1 << coded.alphabet.shift | 1))
+        return replace(case, old=case.live.copy())
+    changed = staged.changed + (1 if how == "a change more" else -1)
+    return replace(case, coded=replace(coded, changed=changed), staged=replace(staged, changed=changed))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F4", "F32"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "random words",
+        "zeros",
+        "a word short",
+        "no words",
+        "lanes swapped",
+        "wrong base",
+        "a change more",
+        "a change less",
+    ],
+)
+def test_hostile_frames_end_with_a_fault_and_touch_nothing_else(dtype: str, how: str) -> None:
+    units = 160
+    frames = [Frame(k * units, 1, units, units) for k in range(2)]
+    case = damaged(device_case(dtype, frames, share=0.04, lane_shift=6, seed=3, device=DEVICE), how)
+    status = decode(case.batch, case.coded, case.staged)
+    expected = reference_decode.decode(case.batch, case.coded, emptied(case.staged))
+    assert expected.tolist() == status.tolist()
+    assert DONE not in status.tolist()
+    if how.startswith("a change"):
+        assert [COUNT] * 2 == status.tolist()
+    assert case.gaps_untouched()
+    assert np.array_equal(case.old, case.live)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    tensor = torch.zeros(64, dtype=torch.int16)
+    with pytest.raises(ValueError, match="does not fit"):
+        FrameBatch.of([tensor], [(0, Frame(8, 1, 64, 64))])
+    with pytest.raises(ValueError, match="not contiguous"):
+        FrameBatch.of([tensor.view(8, 8).T], [(0, Frame(0, 1, 8, 8))])
+    with pytest.raises(ValueError, match="cannot be reached"):
+        FrameBatch.of([tensor, tensor.view(torch.uint8)], [(1, Frame(0, 1, 8, 8))])
+    case = device_case("BF16", [Frame(0, 1, 64, 64)], share=0.1, lane_shift=5, seed=1)
+    coded: CodedFrames = case.coded
+    coded.check(case.batch)
+    with pytest.raises(ValueError, match="ends at byte"):
+        replace(coded, words=coded.words + coded.payload.numel()).check(case.batch)
+    with pytest.raises(ValueError, match="before the payload"):
+        replace(coded, starts=coded.starts - coded.payload.numel()).check(case.batch)
