@@ -17,7 +17,7 @@ STAMP := $(VENV)/installed-$(shell cat requirements.lock pyproject.toml | cksum 
 
 CHECKED := $(wildcard chain operator distributor agent cli tests bench fuzz examples)
 
-.PHONY: help venv demo test lint format pytest bench fuzz check-format lock clean
+.PHONY: help venv demo test lint format pytest bench picture fuzz check-format lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
@@ -69,6 +69,9 @@ pytest: venv
 
 bench: venv  ## every figure with its floor beside it
 	@$(BIN)/python -m bench $(ARGS)
+
+picture: venv  ## draw docs/bits-a-change.png from the newest output of `make bench ARGS=codecs`
+	@$(BIN)/python -m bench picture
 
 SECONDS_EACH ?= 60
 

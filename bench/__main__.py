@@ -1,6 +1,6 @@
 """`python -m bench [name …] [--option …]`: run the named benchmarks, or all of them; options go to a single named one.
 
-Each module of this folder with a `main` is one.
+Each module of this folder with a `main` is one. Those that need a GPU, and the picture, run only when they are named.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from bench.machine import describe
 
 NOT_BENCHMARKS = ("__main__", "machine", "model", "processes", "results")
+ONLY_NAMED = ("picture", "gpu_")
+"""Beginnings of names."""
 
 
 def names() -> list[str]:
@@ -24,7 +26,8 @@ def main() -> int:
     """Exit code: 0, or 2 when a name is unknown."""
     arguments = sys.argv[1:]
     named = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
-    wanted, options = arguments[:named] or names(), arguments[named:]
+    everything = [name for name in names() if not name.startswith(ONLY_NAMED)]
+    wanted, options = arguments[:named] or everything, arguments[named:]
     if options and named != 1:
         print("options are a single benchmark's; name it first", file=sys.stderr)
         return 2
