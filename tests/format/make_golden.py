@@ -1,8 +1,8 @@
-"""Writes the golden store: a small run whose every byte is fixed, made by today's writers with a fixed seed and clock.
+"""Writes the golden store: two small runs whose every byte is fixed, made by today's writers with a fixed seed and clock.
 
     python tests/format/make_golden.py
 
-rewrites `golden/store` (keys as file paths) and `golden/expected.json` (for each version, the BLAKE3 of every tensor's bytes as the
+rewrites `golden/store` (keys as file paths) and `golden/expected.json` (for each run and version, the BLAKE3 of every tensor's bytes as the
 trainer had them). The format promises that what was written stays readable: once version 1 is released these files change only together
 with the wire format's version, or with a writer that chooses other bytes for the same weights. They hold frames compressed by
 libzstd and liblz4, so another version of these may pack them differently too; what was committed must stay readable all the same.
@@ -17,6 +17,8 @@ Which codec a tensor gets is taken from the writer's hands: each takes the next 
     8           a delta that was vetoed
     9           a delta on top of it
     consumers, leases   one of each
+
+The other run is that of the `context` codec; golden_context has it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +36,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import golden_context
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
@@ -41,6 +45,8 @@ from syncline.chain import ChainReader
 from syncline.clock import ManualClock
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.registry import codec_named
+from syncline.delta import CodecChoice
+from syncline.delta.comparing import TensorComparison
 from syncline.metrics import Metrics
 from syncline.store.memory import MemoryStore
 from syncline.wire import dtypes
@@ -54,6 +60,7 @@ from syncline_distributor.settings import AnchorSettings
 from syncline_distributor.vetoes import mark_bad
 
 RUN = "golden"
+CONTEXT = "context"
 VETOED = 8
 FOLDER = Path(__file__).resolve().parent / "golden"
 TILING = Tiling(min_units=64, max_units=256, ways=4)
@@ -81,29 +88,66 @@ class Golden:
     """Everything that is committed, and what it must read as."""
 
     objects: dict[str, bytes]
-    weights: dict[int, dict[str, bytes]]
-    """By version and tensor; a tie under its owner only."""
+    weights: dict[str, dict[int, dict[str, bytes]]]
+    """By run, version and tensor; a tie under its owner only."""
 
 
 class InTurn:
-    """A choice of codecs that does not depend on what they cost: the first tensor that changes gets the first, and so on."""
+    """A choice of codecs that does not depend on what they cost: the first tensor that changes gets the first, and so on.
+
+    An encoder asks twice: for each batch of a tensor whether it is dense, later, where it was not, for the tensor's codec.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._codecs = [codec_named(name) for name in names]
+        self._names = names
         self._turn = 0
+        self._new_tensor = False
+        self._owed: deque[str] = deque()
 
-    def choose(self, pilot: Sequence[FrameChange]) -> Codec:
-        """The next codec."""
-        del pilot
-        self._turn += 1
-        return self._codecs[self._turn % len(self._codecs)]
+    @property
+    def takes_context(self) -> bool:
+        return CONTEXT in self._names
+
+    def compare(self, *tensor: Any) -> TensorComparison:
+        """A tensor begins."""
+        self._new_tensor = True
+        return TensorComparison(*tensor)
+
+    def is_dense(self, changed: int, units: int) -> bool:
+        """Whether it is the turn of `raw`."""
+        del changed, units
+        if self._new_tensor:
+            self._new_tensor = False
+            self._turn += 1
+            if self._now != "raw":
+                self._owed.append(self._now)
+        return self._now == "raw"
+
+    @property
+    def _now(self) -> str:
+        return self._names[self._turn % len(self._names)]
+
+    def choose(self, pilot: Sequence[FrameChange], context: Codec | None = None, *, table_changes: int = 1) -> Codec:
+        """The codec whose turn it was; `sparse` where a dtype has no context."""
+        del pilot, table_changes
+        name = self._owed.popleft()
+        if name != CONTEXT:
+            return codec_named(name)
+        return context or codec_named("sparse")
 
 
 @contextmanager
 def encoding_with(*names: str) -> Iterator[None]:
-    """Every delta that is encoded in the body takes the named codecs in turn."""
+    """Every delta that is encoded in the body takes the named codecs in turn, one codec alone as a user would force it."""
+    if len(names) == 1:
+        with patch("syncline.delta.encode.CodecChoice", lambda: CodecChoice(forced=names[0])):
+            yield
+        return
     choice = InTurn(names)
-    with patch("syncline.delta.encode.CodecChoice", lambda: choice):
+    with (
+        patch("syncline.delta.encode.CodecChoice", lambda: choice),
+        patch("syncline.delta.encode.TensorComparison", choice.compare),
+    ):
         yield
 
 
@@ -153,12 +197,23 @@ class Trainer:
 
 
 def make() -> Golden:
-    """Write the run into memory."""
+    """Write both runs into memory."""
     with (
         TemporaryDirectory(prefix="syncline-golden-") as scratch,
         encoding_with("raw", "sparse", "xor-zstd", "xor-lz4"),
     ):
-        return _Maker(Path(scratch)).run()
+        golden = _Maker(Path(scratch)).run()
+    clock = ManualClock(1_767_225_600.0)
+    store = MemoryStore(clock)
+    golden.weights[golden_context.RUN] = golden_context.write(store, clock)
+    golden.objects |= objects(store)
+    return golden
+
+
+def objects(store: MemoryStore) -> dict[str, bytes]:
+    """All of a store."""
+    found = {info.key: store.get(info.key, max_bytes=1 << 20) for info in store.list_after("")}
+    return {key: fetched.data for key, fetched in found.items() if fetched is not None}
 
 
 class _Maker:
@@ -243,16 +298,17 @@ class _Maker:
         )
         heart.beat(status)
         with heart.lease(self.reader.keys, lineage, owner="materialize", version=4):
-            keys = [info.key for info in self.store.list_after("")]
-            found = {key: self.store.get(key, max_bytes=1 << 20) for key in keys}
-        return Golden({key: fetched.data for key, fetched in found.items() if fetched is not None}, self.weights)
+            return Golden(objects(self.store), {RUN: self.weights})
 
 
 def expected_text(golden: Golden) -> str:
     """`expected.json`."""
     hashes = {
-        str(version): {name: blake3(data).hexdigest() for name, data in tensors.items()}
-        for version, tensors in golden.weights.items()
+        run: {
+            str(version): {name: blake3(data).hexdigest() for name, data in tensors.items()}
+            for version, tensors in versions.items()
+        }
+        for run, versions in golden.weights.items()
     }
     return json.dumps(hashes, indent=1, ensure_ascii=False) + "\n"
 

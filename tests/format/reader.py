@@ -1,7 +1,7 @@
 """A reader of the wire format written from FORMAT.md alone, to find what that page leaves open.
 
-It must never import Syncline: an error shared by writer and reader would be invisible to both. This file is sections 1 and 7 (the store,
-and a version read from it); the records are in reader_records, the bits in reader_bits.
+It must never import Syncline: an error shared by writer and reader would be invisible to both. This file is sections 1 and 8 (the store,
+and a version read from it); the records are in reader_records, the bits in reader_bits, the frames in reader_chunks and reader_context.
 
     python reader.py <store folder> <run> [--view main] [--version N] [--no-skips] [--audit] [--by-word] [--out file.safetensors]
 """
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from reader_bits import U64, Frame, Tensor, chunk, cut, decode, digest, numpy
+from reader_bits import U64, Tensor, cut, digest, numpy
+from reader_chunks import Frame, chunk, decode
 from reader_records import NAME_PATTERN, Refused, canonical, name, need, record
 
 
@@ -193,7 +194,7 @@ class Store:
             tensor, held = tensors[frame.tensor], weights[frame.tensor]
             base, stride, length = (number * tensor.width for number in tensor.frame(frame.index))
             runs = [slice(base + turn * stride, base + turn * stride + length) for turn in range(tensor.outer)]
-            new = decode(key, frame, b"".join(held[run] for run in runs), tensor.width)
+            new = decode(key, frame, b"".join(held[run] for run in runs), tensor.dtype)
             for turn, run in enumerate(runs):
                 held[run] = new[turn * length : (turn + 1) * length]
 
