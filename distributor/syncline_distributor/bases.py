@@ -8,7 +8,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from shutil import rmtree
@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from syncline.chain import AnchorStep, ChainReader, plan
 from syncline.checkpoint import Checkpoint, materialize
 from syncline.checkpoint.advancing import PUBLISHER_POINTS
-from syncline.delta import digest_tensor, scatter, stage_tensor
+from syncline.delta import MAPPED_SPAN_BYTES, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
 from syncline.errors import DigestMismatch, FormatInvalid
 from syncline.versions import Link
+from syncline.wire.digest import Digest
 from syncline.wire.records import ChunkRef, VersionManifest
-from syncline.wire.tensors import TensorTable, digests_for
+from syncline.wire.tensors import TensorSpec, TensorTable, digests_for
 from syncline.wire.tiling import Tiling
+from syncline_distributor.changes import HostStep, StepEncoder
 from syncline_distributor.disk import bring, parse_delta, tiling_of
 from syncline_distributor.uploading import FolderSpool, MemorySpool, Spool
 from syncline_distributor.weights import Files, WeightSource
@@ -67,6 +69,12 @@ class Base(Protocol):
         """The tensor's flat units; only read."""
         ...
 
+    def step(
+        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+    ) -> StepEncoder:
+        """An encoder of the next delta against what is held."""
+        ...
+
     def files(self) -> Files:
         """What belongs beside the weights, as the held version came with it."""
         ...
@@ -97,9 +105,11 @@ def link_of(manifest: VersionManifest) -> Link:
 class MemoryBase:
     """Arrays of this process, for a trainer that publishes itself."""
 
+    _units: list[Any]
+
     def __init__(self, *, executor: Executor | None = None, scratch: Path | None = None) -> None:
         self._executor = executor
-        self._units: list[NDArray[Any]] = []
+        self._units = []
         self._files: dict[str, bytes | Path] = {}
         self.manifest: VersionManifest | None = None
         self.table = TensorTable(tensors=[])
@@ -109,6 +119,16 @@ class MemoryBase:
 
     def units(self, tensor: int) -> NDArray[Any]:
         return self._units[tensor]
+
+    def step(
+        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+    ) -> StepEncoder:
+        return HostStep(
+            self,
+            table,
+            DeltaEncoder(table, tiling, nonce=nonce, sink=sink, executor=self._executor),
+            executor=self._executor,
+        )
 
     def files(self) -> Files:
         return self._files
@@ -131,7 +151,7 @@ class MemoryBase:
     def replace(self, reader: ChainReader, manifest: VersionManifest, source: WeightSource) -> None:
         self.forget()
         self.table = source.table
-        self._units = [np.array(source.units(i), copy=True) for i in range(len(self.table.tensors))]
+        self._units = [self._copied(source, i) for i in range(len(self.table.tensors))]
         self._files = {n: f if isinstance(f, bytes) else f.read_bytes() for n, f in source.files().items()}
         self.manifest = manifest
         self._prove(manifest)
@@ -145,10 +165,7 @@ class MemoryBase:
     ) -> None:
         delta = parse_delta(self.table, tiling, refs, chunks)
         self.manifest = None  # a mix until the last tensor is done
-        for tensor in delta.tensors:
-            spec, live = self.table.tensors[tensor], self._units[tensor]
-            staged = stage_tensor(self.table, tiling, tensor, live, [delta], executor=self._executor)
-            scatter(spec, tiling, live, staged)
+        self._change(delta, tiling)
         self.manifest = manifest
 
     def _materialize(self, reader: ChainReader, manifest: VersionManifest) -> None:
@@ -158,7 +175,7 @@ class MemoryBase:
                 reader, manifest.version, folder / "checkpoint", executor=self._executor, vetoed=()
             )
             self.table = checkpoint.table
-            self._units = [np.array(checkpoint.units(s.name), copy=True) for s in self.table.tensors]
+            self._units = [self._kept(checkpoint.units(s.name)) for s in self.table.tensors]
             self._files = {
                 n: p.read_bytes() for n, p in beside_weights(folder / "checkpoint").items() if isinstance(p, Path)
             }
@@ -176,6 +193,25 @@ class MemoryBase:
                 raise DigestMismatch(
                     f"the publisher's base does not hold version {manifest.version}: {spec.name} has another digest"
                 )
+
+    # --- where the arrays are: a base on a device has its own
+
+    def _kept(self, units: NDArray[Any]) -> Any:
+        """A copy of host units."""
+        return np.array(units, copy=True)
+
+    def _copied(self, source: WeightSource, tensor: int) -> Any:
+        """A copy of a tensor of a source."""
+        return self._kept(source.units(tensor))
+
+    def _change(self, delta: Delta, tiling: Tiling) -> None:
+        for tensor in delta.tensors:
+            spec, live = self.table.tensors[tensor], self._units[tensor]
+            staged = stage_tensor(self.table, tiling, tensor, live, [delta], executor=self._executor)
+            scatter(spec, tiling, live, staged)
+
+    def _digest(self, spec: TensorSpec, units: Any) -> Digest:
+        return digest_tensor(spec, units, executor=self._executor)
 
 
 class DiskBase:
@@ -199,6 +235,16 @@ class DiskBase:
     def units(self, tensor: int) -> NDArray[Any]:
         assert self._checkpoint is not None
         return self._checkpoint.units(self.table.tensors[tensor].name)
+
+    def step(
+        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+    ) -> StepEncoder:
+        return HostStep(
+            self,
+            table,
+            DeltaEncoder(table, tiling, nonce=nonce, sink=sink, executor=self._executor, span_bytes=MAPPED_SPAN_BYTES),
+            executor=self._executor,
+        )
 
     def files(self) -> Files:
         return beside_weights(self._folder) if self.manifest is not None else {}

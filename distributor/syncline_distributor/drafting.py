@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from syncline.clock import Clock
-from syncline.delta import DeltaEncoder, count_nonfinite, digest_tensor
+from syncline.delta import count_nonfinite, digest_tensor
 from syncline.errors import AlreadyExists, DigestMismatch, NonFiniteWeights
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
@@ -81,22 +81,17 @@ class Drafter:
         assert base.manifest is not None
         base.spool.clear()
         table = source.table
-        encoder = DeltaEncoder(
-            table, self.tiling, nonce=lambda: self.random.randbytes(16), sink=uploads.put, executor=self.executor
-        )
+        step = base.step(table, self.tiling, nonce=lambda: self.random.randbytes(16), sink=uploads.put)
         digests = list(digests)
         for tensor, spec in enumerate(table.tensors):
-            new = source.units(tensor)
-            change = encoder.add(tensor, base.units(tensor), new)
-            self._refuse(spec.name, change.nonfinite)
-            digests[tensor] = digests[tensor] + change.digest_change
-            if verify and digest_tensor(spec, new, executor=self.executor) != digests[tensor]:
+            try:
+                change = step.add(tensor, source, digests[tensor], verify=verify)
+            except DigestMismatch:
                 base.forget()
-                raise DigestMismatch(
-                    f"{spec.name}: the running digest is not that of the weights; "
-                    "the base was damaged and is dropped, publish again"
-                )
-        encoded = encoder.finish()
+                raise
+            self._refuse(spec.name, change.nonfinite)
+            digests[tensor] = change.digest
+        encoded = step.finish()
         laps.lap("encode")
         yield reach("publish.encoded")
         uploads.wait()

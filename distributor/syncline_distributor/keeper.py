@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from syncline.chain import ChainReader, plan
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
-from syncline.delta import Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
+from syncline.delta import MAPPED_SPAN_BYTES, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
 from syncline.errors import AlreadyExists, DigestMismatch, NotFound, StoreUnavailable
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
@@ -180,7 +180,12 @@ class Keeper:
         spool = FolderSpool(self.state_dir / "skip-spool")
         uploads = Uploads(self.store, self.reader.keys, spool, executor=None, in_flight=1)
         encoder = DeltaEncoder(
-            table, tiling, nonce=lambda: self.random.randbytes(16), sink=uploads.put, executor=self.executor
+            table,
+            tiling,
+            nonce=lambda: self.random.randbytes(16),
+            sink=uploads.put,
+            executor=self.executor,
+            span_bytes=MAPPED_SPAN_BYTES,
         )
         digests = anchor.digests()
         changed = sorted({t for delta in deltas for t in delta.tensors})

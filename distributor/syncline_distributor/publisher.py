@@ -54,8 +54,13 @@ class Publisher:
         metrics: Metrics | None = None,
         executor: Executor | None = None,
         files: Files | None = None,
+        device: str | None = None,
     ) -> None:
-        """`files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own."""
+        """`files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own.
+
+        With a `device` ("cuda:0") the base is kept there, and steps are compared and encoded there: for a trainer whose weights are
+        on a GPU with room for a second copy.
+        """
         self.reader = ChainReader(store, run, view)
         self._store = store
         self._settings = settings or PublishSettings()
@@ -66,7 +71,7 @@ class Publisher:
         self._uploaders = (
             ThreadPoolExecutor(self._settings.uploads, "syncline-upload") if executor is not None else None
         )
-        self._base: Base = base if base is not None else MemoryBase(executor=executor)
+        self._base: Base = base if base is not None else _own_base(device, executor)
         self._files: Files = files or {}
         self._writer: Writer | None = None
         self._head: VersionManifest | None = None
@@ -350,3 +355,11 @@ class Publisher:
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
+
+
+def _own_base(device: str | None, executor: Executor | None) -> Base:
+    if device is None:
+        return MemoryBase(executor=executor)
+    from syncline_distributor.device_base import DeviceBase  # torch and triton are for those who have a device
+
+    return DeviceBase(device, executor=executor)

@@ -44,7 +44,7 @@ def leaf(name: str, tensor: torch.Tensor) -> Leaf:
     if kind == "F4":  # two codes a byte; safetensors counts elements
         shape = (*shape[:-1], shape[-1] * 2)
     storage = (str(tensor.device), tensor.data_ptr(), kind, shape, tuple(tensor.stride()))
-    return Leaf(kind, shape, storage, lambda: _units(tensor, dtypes.dtype(kind).unit_bytes))
+    return Leaf(kind, shape, storage, lambda: _units(tensor, dtypes.dtype(kind).unit_bytes), tensor)
 
 
 def _units(tensor: torch.Tensor, unit_bytes: int) -> NDArray[Any]:

@@ -76,6 +76,8 @@ class Leaf:
     """Equal for tensors that are the same bytes of the same memory."""
     read: Callable[[], NDArray[Any]]
     """Its flat units; copies only where it must (another device, strides)."""
+    tensor: Any = None
+    """The torch tensor that it is, for a base on a device; None for other leaves."""
 
 
 @dataclass(slots=True)

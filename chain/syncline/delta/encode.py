@@ -13,7 +13,7 @@ from syncline.codecs.base import Codec
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
 from syncline.delta.comparing import TensorComparison
-from syncline.delta.grouping import HELD_BYTES, Group
+from syncline.delta.grouping import HELD_BYTES, SPAN_BYTES, Group
 from syncline.delta.packing import Packer
 from syncline.delta.parallel import in_order
 from syncline.errors import LayoutRefused
@@ -46,12 +46,35 @@ class EncodedDelta:
 
 
 @dataclass(slots=True)
-class _Totals:
+class DeltaTotals:
+    """What the statistics of a delta are made from."""
+
     changed: int = 0
-    tensors: int = 0
     frames: int = 0
     nonfinite: int = 0
+    tensors: set[int] = field(default_factory=set[int])
     codecs: dict[str, int] = field(default_factory=dict[str, int])
+
+    def take(self, tensor: int, codec: Codec, changed: int) -> None:
+        """Count a frame."""
+        self.changed += changed
+        self.frames += 1
+        self.tensors.add(tensor)
+        self.codecs[codec.name] = self.codecs.get(codec.name, 0) + changed
+
+    def delta(self, table: TensorTable, chunks: list[ChunkRef]) -> EncodedDelta:
+        """The finished delta."""
+        statistics = Statistics(
+            units=table.units,
+            changed_units=self.changed,
+            changed_tensors=len(self.tensors),
+            frames=self.frames,
+            payload_bytes=sum(c.size for c in chunks),
+            full_bytes=table.size_bytes,
+            nonfinite=self.nonfinite,
+            codecs=self.codecs,
+        )
+        return EncodedDelta(chunks, statistics)
 
 
 class DeltaEncoder:
@@ -68,15 +91,18 @@ class DeltaEncoder:
         executor: Executor | None = None,
         target_bytes: int = CHUNK_TARGET_BYTES,
         held_bytes: int = HELD_BYTES,
+        span_bytes: int = SPAN_BYTES,
     ) -> None:
-        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete; changes of `held_bytes` share tables."""
+        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete; what holds `held_bytes`
+        of changes, or spans `span_bytes` of base weights, shares tables.
+        """
         self._table = table
         self._tiling = tiling
         self._executor = executor
         self._choice = choice or CodecChoice()
         self._packer = Packer(nonce, sink, target_bytes)
-        self._group = Group(self._choice, executor, held_bytes=held_bytes)
-        self._totals = _Totals()
+        self._group = Group(self._choice, executor, held_bytes=held_bytes, span_bytes=span_bytes)
+        self._totals = DeltaTotals()
         self._previous = -1
 
     def add(self, tensor: int, old: Units, new: Units) -> TensorChange:
@@ -110,35 +136,20 @@ class DeltaEncoder:
                     self._flush()
             changed += moved
             nonfinite += sum(frame.nonfinite for frame in compared)
-        self._totals.tensors += changed > 0
         self._totals.nonfinite += nonfinite
         return TensorChange(tensor, changed, digest_change, nonfinite)
 
     def finish(self) -> EncodedDelta:
         """Encode what is held and close the last chunk."""
         self._flush()
-        chunks = self._packer.finish()
-        totals = self._totals
-        statistics = Statistics(
-            units=self._table.units,
-            changed_units=totals.changed,
-            changed_tensors=totals.tensors,
-            frames=totals.frames,
-            payload_bytes=sum(c.size for c in chunks),
-            full_bytes=self._table.size_bytes,
-            nonfinite=totals.nonfinite,
-            codecs=totals.codecs,
-        )
-        return EncodedDelta(chunks, statistics)
+        return self._totals.delta(self._table, self._packer.finish())
 
     def _flush(self) -> None:
         self._group.encode(self._take)
 
     def _take(self, tensor: int, codec: Codec, frame: EncodedFrame) -> None:
         self._packer.add(tensor, codec, frame)
-        self._totals.frames += 1
-        self._totals.changed += frame.changed
-        self._totals.codecs[codec.name] = self._totals.codecs.get(codec.name, 0) + frame.changed
+        self._totals.take(tensor, codec, frame.changed)
 
 
 def check_views(spec: TensorSpec, *views: Units) -> None:

@@ -29,9 +29,11 @@ from syncline.wire.tensors import TensorSpec
 Units = NDArray[np.unsignedinteger]
 
 HELD_BYTES = 64 << 20
-"""Changes that a group holds before it is encoded. Tables cost nothing beside so much."""
-BASE_BYTES = 256 << 20
-"""Base weights that a group spans: they are read again when it is encoded, and should not fill the memory until then."""
+"""Changes that a group holds, at most, before it is encoded."""
+SPAN_BYTES = 256 << 20
+"""Base weights that a group spans, at most. Tables cost nothing beside so much."""
+MAPPED_SPAN_BYTES = 32 << 20
+"""The same where the base is a mapped file: its pages are read again when the group is encoded, and count as memory until then."""
 Take = Callable[[int, Codec, EncodedFrame], None]
 
 
@@ -49,18 +51,26 @@ class _Run:
 class Group:
     """Holds changes until `encode`."""
 
-    def __init__(self, choice: CodecChoice, executor: Executor | None, *, held_bytes: int = HELD_BYTES) -> None:
+    def __init__(
+        self,
+        choice: CodecChoice,
+        executor: Executor | None,
+        *,
+        held_bytes: int = HELD_BYTES,
+        span_bytes: int = SPAN_BYTES,
+    ) -> None:
         self._choice = choice
         self._executor = executor
-        self._most = held_bytes
+        self._held_most = held_bytes
+        self._span_most = span_bytes
         self._runs: list[_Run] = []
         self._kinds: dict[str, Kind] = {}
         self._held = 0
-        self._base = 0
+        self._span = 0
 
     @property
     def full(self) -> bool:
-        return self._held >= self._most or self._base >= BASE_BYTES
+        return self._held >= self._held_most or self._span >= self._span_most
 
     def add(self, tensor: int, spec: TensorSpec, old: Units, frames: list[ComparedFrame], *, units: int) -> None:
         """Changed frames of a tensor, and of how many units all frames are that were compared. `old` is the whole tensor."""
@@ -72,7 +82,7 @@ class Group:
         run.frames += frames
         run.units += units
         self._held += sum(frame.nbytes for frame in frames)
-        self._base += units * spec.unit_bytes
+        self._span += units * spec.unit_bytes
         alphabet = ALPHABETS.get(spec.dtype)
         if alphabet is None or not self._choice.takes_context:
             return
@@ -92,7 +102,7 @@ class Group:
                 run.frames, in_order(self._executor, partial(_code, codec), pilot), strict=True
             ):
                 take(run.tensor, used, EncodedFrame(frame.index, int(frame.change.positions.size), payload))
-        self._runs, self._kinds, self._held, self._base = [], {}, 0, 0
+        self._runs, self._kinds, self._held, self._span = [], {}, 0, 0
 
 
 def _context(kind: Kind | None, run: _Run) -> Codec | None:

@@ -1,0 +1,247 @@
+"""From old and new weights in device memory to chunks: only encoded bytes leave the device.
+
+Tensors are held (not copied) until a group of them is worth a launch. Tables come from a sample of each kind's frames, so that the
+weights are read once; what the tables did not foresee is an escape, and what outgrows its room goes through the host.
+"""
+
+# pyright: basic
+# torch's own annotations are partial
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from syncline.codecs.base import Codec, FrameChange
+from syncline.codecs.context.alphabets import ALPHABETS
+from syncline.codecs.context.codec import ContextCodec, lane_shift, lanes_of
+from syncline.codecs.context.counts import Counts
+from syncline.codecs.context.fitting import shared_bits
+from syncline.codecs.context.sharing import Kind, kind_of, share_tables
+from syncline.codecs.registry import CODECS
+from syncline.delta.choice import CodecChoice
+from syncline.delta.device.memory import host_frame
+from syncline.delta.encode import DeltaTotals, EncodedDelta
+from syncline.delta.packing import Packer
+from syncline.kernels.gpu.batch import DeviceTable, FrameBatch, unit_view
+from syncline.kernels.gpu.compact import compact, payload_offsets
+from syncline.kernels.gpu.counts import DeviceCounts, count
+from syncline.kernels.gpu.encode import CODED, EncodeScratch, LaneWords, encode
+from syncline.wire import dtypes
+from syncline.wire.chunk import EncodedFrame
+from syncline.wire.limits import CHUNK_TARGET_BYTES, CODEC_RAW
+from syncline.wire.records import ChunkRef
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Frame, FrameGrid, Tiling
+
+GROUP_BYTES = 8 << 30
+"""Weights of a group: enough lanes to fill a GPU several times."""
+SCRATCH_BYTES = 256 << 20
+"""Room for lanes' words, at most, beside the queues of `EncodeScratch`."""
+SAMPLE_FRAMES = 64
+"""Frames of a kind that are counted, at most."""
+_ROOM = 1.5
+"""Words a lane may take, beside what the sample lets expect."""
+_NONFINITE_SLICE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    tensor: int
+    spec: TensorSpec
+    grid: FrameGrid
+    old: Tensor
+    """Flat integer view."""
+    new: Tensor
+
+    def frames(self) -> list[tuple[int, Frame]]:
+        return [(index, self.grid.frame(index)) for index in range(self.grid.count)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Frames for one codec and one number of lanes."""
+
+    codec: ContextCodec
+    lanes: int
+    words: int
+    """Expected of a lane."""
+    frames: list[tuple[_Held, int, Frame]]
+
+
+class DeviceEncoder:
+    """Add tensors in ascending index order, then `finish`. Works on the current stream; waits for it at the end of a group."""
+
+    def __init__(
+        self,
+        table: TensorTable,
+        tiling: Tiling,
+        *,
+        device: torch.device,
+        nonce: Callable[[], bytes],
+        sink: Callable[[ChunkRef, bytes], None],
+        choice: CodecChoice | None = None,
+        target_bytes: int = CHUNK_TARGET_BYTES,
+        group_bytes: int = GROUP_BYTES,
+        scratch_bytes: int = SCRATCH_BYTES,
+    ) -> None:
+        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete."""
+        self._table = table
+        self._tiling = tiling
+        self._device = device
+        self._choice = choice or CodecChoice()
+        self._packer = Packer(nonce, sink, target_bytes)
+        self._totals = DeltaTotals()
+        self._group_bytes = group_bytes
+        self._scratch_bytes = scratch_bytes
+        self._scratch = EncodeScratch.of(device)
+        self._held: list[_Held] = []
+
+    def add(self, tensor: int, old: Tensor, new: Tensor) -> int:
+        """Hold two contiguous tensors of the table's dtype; both must stand unchanged until `finish`.
+
+        Returns how many of the changed values are NaN or Inf.
+        """
+        spec = self._table.tensors[tensor]
+        held = _Held(tensor, spec, spec.grid(self._tiling), unit_view(old), unit_view(new))
+        if held.old.numel() != spec.units or held.new.numel() != spec.units:
+            raise ValueError(f"{spec.name}: {held.old.numel()} and {held.new.numel()} units, not {spec.units}")
+        self._held.append(held)
+        nonfinite = _changed_to_nonfinite(held)
+        self._totals.nonfinite += nonfinite
+        if sum(h.spec.size_bytes for h in self._held) >= self._group_bytes:
+            self._flush()
+        return nonfinite
+
+    def finish(self) -> EncodedDelta:
+        """Encode what is held and close the last chunk."""
+        self._flush()
+        return self._totals.delta(self._table, self._packer.finish())
+
+    def _flush(self) -> None:
+        found: dict[tuple[int, int], tuple[Codec, int, bytes | memoryview]] = {}
+        jobs, left = self._jobs()
+        for job in jobs:
+            for room in (job.words, 8 * job.words):
+                again: list[tuple[_Held, int, Frame]] = []
+                for part in self._slabs(job, room):
+                    for (held, index, frame), coded in zip(part, self._launch(job, part, room), strict=True):
+                        if coded is None:
+                            again.append((held, index, frame))
+                        elif coded[0]:
+                            found[held.tensor, index] = (job.codec, *coded)
+                job = _Job(job.codec, job.lanes, job.words, again)
+            left += job.frames
+        for held, index, frame in left:
+            if (coded := self._on_host(held, frame)) is not None:
+                found[held.tensor, index] = coded
+        for (tensor, index), (codec, changed, payload) in sorted(found.items(), key=lambda item: item[0]):
+            self._packer.add(tensor, codec, EncodedFrame(index, changed, payload))
+            self._totals.take(tensor, codec, changed)
+        self._held = []
+
+    # --- what goes how
+
+    def _jobs(self) -> tuple[list[_Job], list[tuple[_Held, int, Frame]]]:
+        """Launches, and the frames that no kernel takes."""
+        of_kind: dict[str, list[tuple[_Held, int, Frame]]] = {}
+        left: list[tuple[_Held, int, Frame]] = []
+        for held in self._held:
+            frames = [(held, index, frame) for index, frame in held.frames()]
+            if frames and held.spec.dtype in ALPHABETS and self._choice.takes_context:
+                of_kind.setdefault(kind_of(held.spec.dtype, held.spec.name), []).extend(frames)
+            else:
+                left += frames
+        kinds: dict[str, tuple[Kind, list[tuple[_Held, int, Frame]], int, int]] = {}
+        for name, frames in of_kind.items():
+            sample = frames[:: -(-len(frames) // SAMPLE_FRAMES)]
+            kind = Kind(ALPHABETS[frames[0][0].spec.dtype], self._count(sample))
+            changed, units = int(kind.counts.symbols.sum()), sum(frame.units for _, _, frame in sample)
+            if self._choice.is_dense(changed, units):
+                left += frames
+            else:
+                kinds[name] = (kind, frames, changed, units)
+        share_tables((kind for kind, *_ in kinds.values()), exact=False)
+        jobs: dict[tuple[bytes, int, int], _Job] = {}
+        for kind, frames, changed, units in kinds.values():
+            assert kind.table is not None
+            codec = ContextCodec(kind.table, kind.alphabet, lane_shift(max(changed, 1), units))
+            bits = shared_bits(kind.counts, kind.alphabet) / units
+            for held, index, frame in frames:
+                lanes = lanes_of(frame.units, codec.lane_shift)
+                words = int(_ROOM * frame.units / lanes * bits / 16) + 64
+                job = jobs.setdefault((kind.table.data, lanes, codec.lane_shift), _Job(codec, lanes, 0, []))
+                job.frames.append((held, index, frame))
+                if words > job.words:
+                    jobs[kind.table.data, lanes, codec.lane_shift] = _Job(codec, lanes, words, job.frames)
+        return list(jobs.values()), left
+
+    def _count(self, frames: Sequence[tuple[_Held, int, Frame]]) -> Counts:
+        counts = DeviceCounts.none(self._device)
+        old, new = _batches(frames)
+        count(old, new, ALPHABETS[frames[0][0].spec.dtype], counts)
+        return Counts(counts.units.cpu().numpy(), counts.symbols.cpu().numpy())
+
+    def _slabs(self, job: _Job, room: int) -> Iterator[list[tuple[_Held, int, Frame]]]:
+        """Frames of a job whose lanes' words fit the scratch."""
+        many = max(1, self._scratch_bytes // (2 * room * job.lanes))
+        for at in range(0, len(job.frames), many):
+            yield job.frames[at : at + many]
+
+    # --- doing it
+
+    def _launch(
+        self, job: _Job, part: Sequence[tuple[_Held, int, Frame]], room: int
+    ) -> Iterable[tuple[int, memoryview] | None]:
+        """Changes and payload of each frame; None for one that was not coded."""
+        old, new = _batches(part)
+        out = LaneWords.empty(len(part), job.lanes, room, self._device)
+        table = job.codec.table
+        on_device = DeviceTable.of(
+            job.codec.alphabet, table.zone_bits, table.widths, table.lists, table.of_context, self._device
+        )
+        encode(old, new, job.codec.alphabet, on_device, out, self._scratch)
+        offsets = payload_offsets(out)
+        ends = offsets.tolist()
+        into = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+        compact(out, offsets, into)
+        payloads = into.cpu().numpy().data
+        for (low, high), changed, status in zip(pairwise(ends), out.changed.tolist(), out.status.tolist(), strict=True):
+            yield (changed, payloads[low:high]) if status == CODED else None
+
+    def _on_host(self, held: _Held, frame: Frame) -> tuple[Codec, int, bytes] | None:
+        before, after = host_frame(held.old, frame), host_frame(held.new, frame)
+        if np.array_equal(before, after):
+            return None
+        change = FrameChange.between(before, after)
+        dense = self._choice.is_dense(change.positions.size, change.units)
+        codec = CODECS[CODEC_RAW] if dense else self._choice.choose([change])
+        return codec, int(change.positions.size), codec.encode(change)
+
+
+def _batches(frames: Sequence[tuple[_Held, int, Frame]]) -> tuple[FrameBatch, FrameBatch]:
+    """The frames in the old and in the new weights."""
+    held = {h.tensor: h for h, _, _ in frames}
+    number = {tensor: place for place, tensor in enumerate(held)}
+    places = [(number[h.tensor], frame) for h, _, frame in frames]
+    return (
+        FrameBatch.of([h.old for h in held.values()], places),
+        FrameBatch.of([h.new for h in held.values()], places),
+    )
+
+
+def _changed_to_nonfinite(held: _Held) -> int:
+    mask = dtypes.dtype(held.spec.dtype).exponent_mask
+    if mask == 0:
+        return 0
+    signed = mask - (1 << 64) if mask >> 63 else mask
+    found = 0
+    for at in range(0, held.new.numel(), _NONFINITE_SLICE):
+        new, old = (flat[at : at + _NONFINITE_SLICE] for flat in (held.new, held.old))
+        found += int((((new & signed) == signed) & (new != old)).sum())
+    return found

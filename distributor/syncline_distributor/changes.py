@@ -1,0 +1,74 @@
+"""One tensor after another of a step: what it changes against the base, and what its digest is then."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from syncline.delta import DeltaEncoder, EncodedDelta, digest_tensor
+from syncline.errors import DigestMismatch
+from syncline.wire.digest import Digest
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline_distributor.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step makes of one tensor."""
+
+    digest: Digest
+    """Of the new weights."""
+    nonfinite: int
+    """NaN or Inf among the changed values."""
+
+
+class StepEncoder(Protocol):
+    """Encodes a step against a base. Tensors come in the table's order."""
+
+    def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
+        """Take the next tensor, whose digest in the base is `before`. With `verify` that is looked at, not believed: DigestMismatch."""
+        ...
+
+    def finish(self) -> EncodedDelta:
+        """Close the last chunk."""
+        ...
+
+
+class HoldsUnits(Protocol):
+    """The part of a base that a step looks at."""
+
+    def units(self, tensor: int) -> NDArray[Any]: ...
+
+
+class HostStep:
+    """Weights in this process's memory, or in files that it maps."""
+
+    def __init__(
+        self, base: HoldsUnits, table: TensorTable, encoder: DeltaEncoder, *, executor: Executor | None = None
+    ) -> None:
+        self._base = base
+        self._table = table
+        self._encoder = encoder
+        self._executor = executor
+
+    def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
+        spec = self._table.tensors[tensor]
+        new = source.units(tensor)
+        change = self._encoder.add(tensor, self._base.units(tensor), new)
+        after = before + change.digest_change
+        if verify and digest_tensor(spec, new, executor=self._executor) != after:
+            raise damaged(spec)
+        return Change(after, change.nonfinite)
+
+    def finish(self) -> EncodedDelta:
+        return self._encoder.finish()
+
+
+def damaged(spec: TensorSpec) -> DigestMismatch:
+    """The base does not hold what it should."""
+    return DigestMismatch(
+        f"{spec.name}: the running digest is not that of the weights; the base was damaged and is dropped, publish again"
+    )

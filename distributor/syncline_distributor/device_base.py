@@ -1,0 +1,97 @@
+"""A base in device memory, for a trainer whose weights are on a GPU: only encoded bytes leave it. Knows torch; imported when asked for."""
+
+# pyright: basic
+# torch's own annotations are partial
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from syncline.delta import Delta, EncodedDelta
+from syncline.delta.device.encoding import DeviceEncoder
+from syncline.delta.device.memory import to_device, to_host
+from syncline.delta.device.staging import digest, stage
+from syncline.wire.digest import Digest
+from syncline.wire.records import ChunkRef
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
+from syncline_distributor.bases import MemoryBase
+from syncline_distributor.changes import Change, StepEncoder, damaged
+from syncline_distributor.weights import MappingWeights, WeightSource
+
+
+class DeviceBase(MemoryBase):
+    """Flat integer tensors on one device: as much of its memory as the weights take."""
+
+    def __init__(
+        self, device: torch.device | str, *, executor: Executor | None = None, scratch: Path | None = None
+    ) -> None:
+        super().__init__(executor=executor, scratch=scratch)
+        self.device = torch.device(device)
+
+    def units(self, tensor: int) -> NDArray[Any]:
+        return to_host(self._units[tensor])
+
+    def held(self, tensor: int) -> Tensor:
+        """The tensor's flat units on the device; only read."""
+        return self._units[tensor]
+
+    def step(
+        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+    ) -> StepEncoder:
+        return DeviceStep(self, table, tiling, DeviceEncoder(table, tiling, device=self.device, nonce=nonce, sink=sink))
+
+    def _kept(self, units: NDArray[Any]) -> Tensor:
+        return to_device(np.array(units, copy=True), self.device)
+
+    def _copied(self, source: WeightSource, tensor: int) -> Tensor:
+        return on_device(source, tensor, self.device).clone()
+
+    def _change(self, delta: Delta, tiling: Tiling) -> None:
+        stage(self.table, tiling, self.held, delta).scatter()
+
+    def _digest(self, spec: TensorSpec, units: Tensor) -> Digest:
+        return digest(spec, self._tiling, units)
+
+    _tiling = Tiling()  # a digest does not depend on how its tensor is cut
+
+
+class DeviceStep:
+    """Weights and base in device memory."""
+
+    def __init__(self, base: DeviceBase, table: TensorTable, tiling: Tiling, encoder: DeviceEncoder) -> None:
+        self._base = base
+        self._table = table
+        self._tiling = tiling
+        self._encoder = encoder
+
+    def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
+        spec = self._table.tensors[tensor]
+        if verify and digest(spec, self._tiling, self._base.held(tensor)) != before:
+            raise damaged(spec)
+        new = on_device(source, tensor, self._base.device)
+        return Change(
+            digest(spec, self._tiling, new),
+            self._encoder.add(tensor, self._base.held(tensor), new),
+        )
+
+    def finish(self) -> EncodedDelta:
+        return self._encoder.finish()
+
+
+def on_device(source: WeightSource, tensor: int, device: torch.device) -> Tensor:
+    """A tensor's flat units on the device: the trainer's own memory where it lies there, else a copy."""
+    if isinstance(source, MappingWeights):
+        own = source.leaves[source.table.tensors[tensor].name].tensor
+        if own is not None:
+            plain = own.detach().resolve_conj().resolve_neg().to(device).contiguous()
+            return to_device(plain, device)
+    return to_device(np.array(source.units(tensor), copy=True), device)
