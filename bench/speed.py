@@ -1,4 +1,4 @@
-"""A 2 GB BF16 model, one percent of it changed: how fast a step becomes a delta, and a delta becomes live weights.
+"""A 2 GB BF16 model, one percent of it changed: how fast a step becomes a delta, and a delta becomes live weights, a codec at a time.
 
 The floor of a figure is one read of the weights that it must look at, by one core in the same run: old and new for publish, the live
 weights for all others. The share is floor over time: which part of a core's read bandwidth the verb reaches.
@@ -6,8 +6,9 @@ weights for all others. The share is floor over time: which part of a core's rea
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +21,27 @@ import numpy as np
 from bench.results import save
 from numpy.typing import NDArray
 
-from syncline.delta import Delta, DeltaEncoder, StagedTensor, digest_tensor, read_back, scatter, stage_tensor
+from syncline.delta import (
+    CodecChoice,
+    Delta,
+    DeltaEncoder,
+    StagedTensor,
+    digest_tensor,
+    read_back,
+    scatter,
+    stage_tensor,
+)
+from syncline.wire.limits import CODEC_NAMES
 from syncline.wire.tensors import TensorSpec, TensorTable, split_axis
 from syncline.wire.tiling import Tiling
 
 Bits = NDArray[np.uint16]
 
 LAYERS = 16
+TARGETS = {"context": 0.25}
 TARGET = 0.2
+"""Of the other codecs."""
+COMPARED = ("context", "sparse")
 STEP = 1.84e-7
 """Learning rate that changes one percent of normal weights of deviation 0.02."""
 
@@ -120,7 +134,7 @@ def best_of(times: int, work: Callable[[], Any], *, cores: int = 1) -> tuple[flo
     return shortest, result
 
 
-def encode(model: Model, executor: Executor | None) -> list[bytes]:
+def encode(model: Model, executor: Executor | None, codec: str) -> list[bytes]:
     """Diff and encode the whole model."""
     chunks: list[bytes] = []
     encoder = DeltaEncoder(
@@ -129,6 +143,7 @@ def encode(model: Model, executor: Executor | None) -> list[bytes]:
         nonce=lambda: bytes(16),
         sink=lambda _, data: chunks.append(data),
         executor=executor,
+        choice=CodecChoice(forced=codec),
     )
     for tensor, (old, new) in enumerate(zip(model.old, model.new, strict=True)):
         encoder.add(tensor, old, new)
@@ -142,9 +157,9 @@ def stage(model: Model, live: list[Bits], chunks: list[bytes], executor: Executo
     return [stage_tensor(model.table, Tiling(), t, live[t], [delta], executor=executor) for t in delta.tensors]
 
 
-def measure(model: Model, cores: int, *, repeats: int) -> tuple[str, dict[str, float]]:
+def measure(model: Model, codec: str, cores: int, *, repeats: int) -> tuple[str, dict[str, float]]:
     """One table: every verb with so many cores; and its figures in seconds."""
-    table, tiling = model.table, Tiling()
+    table, tiling, reach = model.table, Tiling(), TARGETS.get(codec, TARGET)
 
     def write(undo: bool) -> None:
         for part in staged:
@@ -165,7 +180,7 @@ def measure(model: Model, cores: int, *, repeats: int) -> tuple[str, dict[str, f
     seconds: dict[str, float] = {}
     with threads(cores) as executor:
         seconds["read"], _ = best_of(repeats, lambda: _read_all(model.old))
-        seconds["encode"], chunks = best_of(repeats, lambda: encode(model, executor), cores=cores)
+        seconds["encode"], chunks = best_of(repeats, lambda: encode(model, executor, codec), cores=cores)
         seconds["read"] = min(seconds["read"], best_of(repeats, lambda: _read_all(model.old))[0])
         seconds["decode"], staged = best_of(repeats, lambda: stage(model, model.old, chunks, executor), cores=cores)
         seconds["sweep"], _ = best_of(repeats, sweep, cores=cores)
@@ -180,17 +195,17 @@ def measure(model: Model, cores: int, *, repeats: int) -> tuple[str, dict[str, f
 
     read, changed, payload = seconds["read"], sum(s.changed for s in staged), sum(map(len, chunks))
     lines = [
-        f"{cores} core{'s' * (cores > 1)}: {model.gigabytes:.2f} GB, {changed / table.units:.2%} changed, "
+        f"{codec}, {cores} core{'s' * (cores > 1)}: {model.gigabytes:.2f} GB, {changed / table.units:.2%} changed, "
         f"{payload / 1e6:.1f} MB of chunks, {8 * payload / changed:.2f} bits a change; one core reads {model.gigabytes / read:.1f} GB/s",
         f"{'':32}{'s':>8}{'floor s':>9}{'model GB/s':>12}{'share':>7}  target",
     ]
     for name, taken, floor, target in (
-        ("publish: diff + encode", seconds["encode"], 2 * read, TARGET),
+        ("publish: diff + encode", seconds["encode"], 2 * read, reach),
         ("follow: decode (stage)", seconds["decode"], read, None),
         ("follow: commit (scatter)", seconds["scatter"], None, None),
         ("follow: read back", seconds["read back"], None, None),
-        ("follow: decode + commit", seconds["decode"] + seconds["scatter"], read, TARGET),
-        ("follow: the same + read back", seconds["decode"] + seconds["scatter"] + seconds["read back"], read, TARGET),
+        ("follow: decode + commit", seconds["decode"] + seconds["scatter"], read, reach),
+        ("follow: the same + read back", seconds["decode"] + seconds["scatter"] + seconds["read back"], read, reach),
         ("digest sweep", seconds["sweep"], read, None),
     ):
         share = "" if floor is None else f"{floor / taken:.2f}"
@@ -204,13 +219,21 @@ def measure(model: Model, cores: int, *, repeats: int) -> tuple[str, dict[str, f
     return "\n".join(lines), seconds
 
 
-def main() -> None:
-    """One table for one core and one for all. The latter is wall time, so it says how busy the machine was."""
+def main(arguments: Sequence[str] = ()) -> None:
+    """A table for one core and one for all, of each codec. The latter is wall time, so it says how busy the machine was."""
+    parser = argparse.ArgumentParser(prog="python -m bench speed", description=__doc__)
+    parser.add_argument("--codec", choices=sorted(CODEC_NAMES.values()), action="append", help="once or more often")
+    codecs = parser.parse_args(arguments).codec or COMPARED
     warm = make_model(layers=1)  # compiles
-    stage(warm, warm.old, encode(warm, None), None)
+    for codec in codecs:
+        stage(warm, warm.old, encode(warm, None, codec), None)
     digest_tensor(warm.table.tensors[0], warm.old[0])
     model = make_model()
-    measured = {cores: measure(model, cores, repeats=3) for cores in sorted({1, len(os.sched_getaffinity(0))})}
+    tables: list[str] = []
+    samples: dict[str, dict[str, float]] = {}
+    for codec in codecs:
+        for cores in sorted({1, len(os.sched_getaffinity(0))}):
+            table, samples[f"{codec}, {cores} cores, seconds"] = measure(model, codec, cores, repeats=3)
+            tables.append(table)
     busy = f"load average of the last five minutes when done: {os.getloadavg()[1]:.1f}"
-    tables = "\n\n".join([*(table for table, _ in measured.values()), busy])
-    save("speed", tables, {f"{cores} cores, seconds": seconds for cores, (_, seconds) in measured.items()})
+    save("speed", "\n\n".join([*tables, busy]), samples)
