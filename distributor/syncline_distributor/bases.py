@@ -188,7 +188,7 @@ class MemoryBase:
             self.forget()
             raise
         for spec, flat, wanted in zip(self.table.tensors, self._units, digests, strict=True):
-            if digest_tensor(spec, flat, executor=self._executor) != wanted:
+            if self._digest(spec, flat) != wanted:
                 self.forget()
                 raise DigestMismatch(
                     f"the publisher's base does not hold version {manifest.version}: {spec.name} has another digest"

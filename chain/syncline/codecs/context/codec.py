@@ -19,7 +19,7 @@ LANES_MAX = 32
 LANE_SHIFT_MIN, LANE_SHIFT_USUAL, LANE_SHIFT_MAX = 10, 15, 30
 _WORDS_A_CHANGE = 6
 """At most: 24 + 12 + 32 bits, and what a state holds."""
-_FAULTS = {
+FAULTS = {
     clock.COUNT: "it does not hold the number of changes that was promised",
     clock.WORDS: "its words do not end where its units end",
     clock.NO_MOVE: "a unit already holds its new bits",
@@ -121,7 +121,7 @@ class ContextCodec:
             states, clocks, places, targets, positions, values,
         )  # fmt: skip
         if outcome != clock.DONE:
-            raise FrameCorrupt(f"context: {_FAULTS[outcome]} ({found} of {changed} changes read)")
+            raise FrameCorrupt(f"context: {FAULTS[outcome]} ({found} of {changed} changes read)")
         return Placed(positions, values)
 
 
