@@ -86,19 +86,19 @@ def lane_steps(dtype: str, table: Table, old: Sequence[int], new: Sequence[int])
     for x, y, context in zip(old, new, contexts(dtype, list(old)), strict=True):
         e = a + table.widths[context]
         if x == y:
-            while e >= horizon:
+            if e >= horizon:
                 steps.append(miss)
                 e -= horizon
             a = e
             continue
-        while e > horizon and not (a < horizon and horizon - a >= e - horizon):
+        if e > horizon and horizon - a < e - horizon:
             steps.append(miss)
-            e, a = e - horizon, max(a - horizon, 0)
+            e, a = e - horizon, 0
         start = share(zone, a)
         steps.append((share(zone, min(e, horizon)) - start, start, zone + 4))
         steps += value_steps(dtype, table, context, x, y)
         a = 0
-    return [*steps, miss] if a > 0 else steps
+    return steps
 
 
 def words(steps: Iterable[Step]) -> bytes:

@@ -13,7 +13,7 @@ from functools import cache
 
 import lz4.block
 import zstandard
-from reader_context import TABLE_MOST, Coding, Table, decode_context, read_coding, read_table
+from reader_context import Coding, Table, decode_context, read_coding, read_table
 from reader_cursor import Cursor
 from reader_records import BITS, Refused, need
 
@@ -44,7 +44,7 @@ def chunk(key: str, data: bytes) -> Iterator[Frame]:
     for _ in range(tables):
         codec = directory.take(1)[0]
         need(codec == CONTEXT, key, f"a table for codec {CODECS.get(codec, codec)}")
-        lengths.append(directory.varint(TABLE_MOST))
+        lengths.append(directory.varint(32_768))
     bodies = [whole.take(length) for length in lengths]
 
     @cache

@@ -291,6 +291,24 @@ def coded_value(scripts: Scripts, dtype: str, unit: int, symbol: int, value: int
     return chunk(writer.words([event, (4096, 0, 12), *writer.raw(value, bits), *unchanged]), text, changed=1)
 
 
+@pytest.mark.parametrize("told", [1, 2])
+@pytest.mark.parametrize("dtype", ["F4", "I8", "F16", "U32"])
+def test_both_refuse_an_escape_to_the_old_bits_whether_the_directory_counts_it_or_not(
+    dtype: str, told: int, scripts: Scripts
+) -> None:
+    writer, clock = scripts("context_writer"), scripts("reader_context")
+    bits = 8 * dtypes.dtype(dtype).unit_bytes
+    text = writer.TableText(lists=[[(0, 4096)]]).write()
+    start = clock.share(16, 0)
+    event = [(clock.share(16, 40_000) - start, start, 20), (4096, 0, 12)]
+
+    def changes(first: int) -> bytes:
+        return writer.words([*event, *writer.raw(first, bits), *event, *writer.raw(6, bits)])
+
+    assert [7, 6, 9] == read_by_both(scripts, dtype, [9] * 3, chunk(changes(7), text, changed=2))
+    refused_by_both(scripts, dtype, [9] * 3, chunk(changes(9), text, changed=told))
+
+
 @pytest.mark.parametrize("dtype", ["BF16", "I32"])
 @pytest.mark.parametrize("symbol", [30, 31, 255])
 def test_both_refuse_a_symbol_that_wide_units_do_not_have(dtype: str, symbol: int, scripts: Scripts) -> None:
