@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.delta import CodecChoice, Delta, DeltaEncoder, scatter, stage_tensor
-from syncline.errors import Corrupt
+from syncline.errors import Corrupt, FormatInvalid
 from syncline.wire import dtypes
 from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
 from syncline.wire.tensors import TensorSpec, TensorTable
@@ -155,6 +155,13 @@ def refused_by_both(scripts: Scripts, dtype: str, old: Sequence[int], data: byte
         by_library(dtype, old, data)
 
 
+def refused_before_a_frame_is_read(scripts: Scripts, dtype: str, old: Sequence[int], data: bytes) -> None:
+    with pytest.raises(scripts("reader_records").Refused):
+        scripts("reader_chunks").chunk("c", data)
+    with pytest.raises(FormatInvalid):
+        Delta.parse(tensor_of(dtype, len(old)), TILING, [("c", data)])
+
+
 def read_by_both(scripts: Scripts, dtype: str, old: Sequence[int], data: bytes) -> list[int]:
     new = by_reader(scripts, dtype, old, data)
     assert new == by_library(dtype, old, data)
@@ -233,11 +240,11 @@ def test_both_refuse_tables_and_parameters_out_of_bounds(wrong: Wrong, scripts: 
 
     table = text(**{"lists": [FILLED], **wrong.table}).write()
     table = table[: max(len(table) - wrong.cut, 0)] + wrong.behind
-    refused_by_both(scripts, "BF16", OLD, chunk(payload, table, changed=1, params=wrong.params))
+    refused_before_a_frame_is_read(scripts, "BF16", OLD, chunk(payload, table, changed=1, params=wrong.params))
 
 
 def test_both_refuse_a_codec_table_longer_than_its_bound(scripts: Scripts) -> None:
-    refused_by_both(scripts, "BF16", OLD, chunk(b"", bytes(32_769), changed=1))
+    refused_before_a_frame_is_read(scripts, "BF16", OLD, chunk(b"", bytes(32_769), changed=1))
 
 
 def test_neither_looks_into_a_codec_table_that_no_section_names(scripts: Scripts) -> None:
