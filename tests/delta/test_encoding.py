@@ -16,6 +16,7 @@ from syncline.codecs.registry import CODECS
 from syncline.delta import CodecChoice, DeltaEncoder, count_nonfinite
 from syncline.delta.comparing import BATCH_FRAMES
 from syncline.errors import FormatInvalid
+from syncline.wire.chunk import parse
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
 
@@ -125,6 +126,31 @@ def test_a_dense_change_goes_raw(make_weights: Any) -> None:
     old = dense.draw()
     encoded = dense.encode(old, dense.draw())
     assert {"raw": encoded.delta.statistics.changed_units} == encoded.delta.statistics.codecs
+
+
+def test_a_dense_tensor_between_others_costs_them_no_table_of_their_own() -> None:
+    # A scale that moves at every step stands between the matrices of an NVFP4 model.
+    names = [f"{i}.{ending}" for i in range(3) for ending in ("weight", "weight_scale")]
+    shapes = {name: [1] if name.endswith("scale") else [1 << 16] for name in names}
+    table = TensorTable(
+        tensors=[
+            TensorSpec(name=n, dtype="F32" if n.endswith("scale") else "BF16", shape=s, axis=0)
+            for n, s in shapes.items()
+        ]
+    )
+    random = np.random.default_rng(0)
+    chunks: list[bytes] = []
+    encoder = DeltaEncoder(table, Tiling(), nonce=lambda: bytes(16), sink=lambda _, data: chunks.append(data))
+    for tensor, spec in enumerate(table.tensors):
+        drawn = random.standard_normal(spec.units, np.float32).view(np.uint32)
+        old = drawn if spec.unit_bytes == 4 else (drawn >> 16).astype(np.uint16)
+        moved = random.random(old.size) < (0.01 if old.size > 1 else 1)
+        encoder.add(tensor, old, old + moved.astype(old.dtype))
+    statistics = encoder.finish().statistics
+    assert {"raw": 3, "context": statistics.changed_units - 3} == statistics.codecs
+    (chunk,) = map(parse, chunks)
+    assert 1 == len(chunk.tables)
+    assert list(range(6)) == [section.tensor for section in chunk.sections]
 
 
 def test_a_change_that_nothing_predicts_goes_sparse(make_weights: Any) -> None:

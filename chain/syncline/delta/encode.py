@@ -124,16 +124,18 @@ class DeltaEncoder:
             units = sum(comparison.grid.frame(index).units for index in batch)
             moved = sum(int(frame.change.positions.size) for frame in compared)
             if compared and self._choice.is_dense(moved, sum(frame.change.units for frame in compared)):
-                self._flush()
                 raw = CODECS[CODEC_RAW]
-                for frame in compared:  # now: the new weights may not be here when a group is encoded
-                    self._take(
-                        tensor, raw, EncodedFrame(frame.index, frame.change.positions.size, raw.encode(frame.change))
+                for frame in compared:  # encoded now: the new weights may not be here when the group is
+                    self._group.pass_on(
+                        tensor,
+                        raw,
+                        EncodedFrame(frame.index, frame.change.positions.size, raw.encode(frame.change)),
+                        self._take,
                     )
             else:
                 self._group.add(tensor, spec, old, compared, units=units)
-                if self._group.full:
-                    self._flush()
+            if self._group.full:
+                self._flush()
             changed += moved
             nonfinite += sum(frame.nonfinite for frame in compared)
         self._totals.nonfinite += nonfinite

@@ -48,6 +48,15 @@ class _Run:
     frames: list[ComparedFrame]
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A frame that waits only for those before it."""
+
+    tensor: int
+    codec: Codec
+    frame: EncodedFrame
+
+
 class Group:
     """Holds changes until `encode`."""
 
@@ -63,7 +72,7 @@ class Group:
         self._executor = executor
         self._held_most = held_bytes
         self._span_most = span_bytes
-        self._runs: list[_Run] = []
+        self._runs: list[_Run | _Ready] = []
         self._kinds: dict[str, Kind] = {}
         self._held = 0
         self._span = 0
@@ -76,9 +85,10 @@ class Group:
         """Changed frames of a tensor, and of how many units all frames are that were compared. `old` is the whole tensor."""
         if not frames:
             return
-        if not (self._runs and self._runs[-1].tensor == tensor):
-            self._runs.append(_Run(tensor, spec, 0, []))
-        run = self._runs[-1]
+        run = self._runs[-1] if self._runs else None
+        if not isinstance(run, _Run) or run.tensor != tensor:
+            run = _Run(tensor, spec, 0, [])
+            self._runs.append(run)
         run.frames += frames
         run.units += units
         self._held += sum(frame.nbytes for frame in frames)
@@ -91,10 +101,21 @@ class Group:
             count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
         kind.counts.units[:] += count_units(alphabet, old) * units // max(old.size, 1)
 
+    def pass_on(self, tensor: int, codec: Codec, frame: EncodedFrame, take: Take) -> None:
+        """Let an encoded frame follow what is held: at once where nothing is. A dense tensor between others costs them no table."""
+        if not self._runs:
+            take(tensor, codec, frame)
+            return
+        self._runs.append(_Ready(tensor, codec, frame))
+        self._held += len(frame.payload)
+
     def encode(self, take: Take) -> None:
         """Encode everything that is held, in order, and hold nothing."""
         share_tables(self._kinds.values(), exact=True)
         for run in self._runs:
+            if isinstance(run, _Ready):
+                take(run.tensor, run.codec, run.frame)
+                continue
             pilot = [frame.change for frame in run.frames]
             kind = self._kinds.get(kind_of(run.spec.dtype, run.spec.name))
             codec = self._choice.choose(pilot, _context(kind, run), table_changes=kind.sharing if kind else 1)
