@@ -97,6 +97,9 @@ def damaged(case: DeviceCase, how: str) -> DeviceCase:
         return replace(case, coded=replace(coded, payload=torch.zeros_like(coded.payload)))
     if how == "a word short":
         return replace(case, coded=replace(coded, words=(coded.words - 1).clamp_min(0)))
+    if how == "a word more":
+        behind = torch.full((2,), CANARY, dtype=torch.uint8, device=coded.payload.device)
+        return replace(case, coded=replace(coded, words=coded.words + 1, payload=torch.cat([coded.payload, behind])))
     if how == "no words":
         return replace(case, coded=replace(coded, words=torch.zeros_like(coded.words)))
     if how == "lanes swapped":
@@ -117,6 +120,7 @@ def damaged(case: DeviceCase, how: str) -> DeviceCase:
         "random words",
         "zeros",
         "a word short",
+        "a word more",
         "no words",
         "lanes swapped",
         "wrong base",

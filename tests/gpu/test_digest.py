@@ -60,13 +60,17 @@ def test_a_sweep_and_a_change_equal_the_formula(size: int, runs: int, length: in
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_many_whole_frames_are_swept_each_by_itself(size: int) -> None:
-    units = 2048
+@pytest.mark.parametrize("base", [0, (1 << 32) - 1500])
+def test_many_whole_frames_are_swept_each_by_itself(size: int, base: int) -> None:
+    units = 2000
     live = drawn(np.random.default_rng(size), size, 3 * units)
     frames = [Frame(k * units, 1, units, units) for k in range(3)]
     batch = FrameBatch.of([live], [(0, frame) for frame in frames])
     assert Walk.FLAT == batch.walk
-    places = TensorPlaces.of([(seeds("a"), frames[0]), (seeds("b"), frames[1]), (seeds("a"), frames[2])], DEVICE)
+    chain = [
+        (seeds(name), Frame(base + frame.base, 1, units, units)) for name, frame in zip("aba", frames, strict=True)
+    ]
+    places = TensorPlaces.of(chain, DEVICE)
     assert reference_decode.sweep(batch, places) == digests(sweep(batch, places))
 
 

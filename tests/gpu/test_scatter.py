@@ -110,6 +110,13 @@ def test_frames_of_several_tensors_are_reached_from_the_first() -> None:
     assert [t.tolist() for t in expected] == [t.tolist() for t in tensors]
 
 
+@pytest.mark.parametrize("abreast", [1, 2, 5])
+def test_programs_go_on_to_further_frames(abreast: int) -> None:
+    case = staged_case("F8_E4M3", [Frame(64 * k, 1, 64, 64) for k in range(5)], seed=7)
+    scatter(case.batch, case.staged, abreast=abreast)
+    assert np.array_equal(case.new, case.live)
+
+
 def test_no_frames_are_no_work() -> None:
     batch = FrameBatch.of([torch.zeros(8, dtype=torch.int16)], [])
     staged = Staged.empty(torch.zeros(0, dtype=torch.int32), 0, torch.int16)

@@ -91,7 +91,7 @@ class DeviceTable:
         return cls(
             zone_bits,
             ticks,
-            _sums(alphabet, ticks),
+            _sums(alphabet, ticks, max(widths)),
             _ints(placed, device),
             torch.tensor(coarse, dtype=torch.uint8, device=device),
             _ints([e - (1 << 32) if e >> 31 else e for e in entries], device),
@@ -213,11 +213,11 @@ def _ints(values: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-def _sums(alphabet: Alphabet, widths: Tensor) -> Tensor:
+def _sums(alphabet: Alphabet, widths: Tensor, widest: int) -> Tensor:
     if alphabet.bits == 16:
         return (widths[:, None] + widths[None, :]).flatten()
     for narrow in (torch.uint8, torch.int16):
-        if int(widths.max()) <= torch.iinfo(narrow).max:
+        if widest <= torch.iinfo(narrow).max:
             return widths.to(narrow)
     return widths
 

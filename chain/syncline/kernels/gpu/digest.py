@@ -33,7 +33,10 @@ H2 = tl.constexpr(wire.H2)
 M1 = tl.constexpr(wire.M1)
 M2 = tl.constexpr(wire.M2)
 _BLOCK = 1024
-_UNITS_A_PROGRAM = 1 << 17
+_SPAN = 1 << 17
+"""Words of a frame that one program sweeps."""
+_ROWS = 128
+"""Vectors of 16 bytes that it reads at a time: one a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,17 @@ class TensorPlaces:
 def sweep(batch: FrameBatch, places: TensorPlaces) -> Tensor:
     """int64[frames, 2]: digest of what each frame holds in live memory. Queued on the current stream; scratch: the result."""
     sums = torch.zeros(batch.count, 2, dtype=torch.int64, device=batch.anchor.device)
-    if batch.count:
-        _sweep[(batch.count, FRAME_MAX_UNITS // _UNITS_A_PROGRAM)](
-            _words(batch.anchor), batch.bases, batch.lengths, batch.strides, batch.units,
-            places.seeds, places.bases, places.lengths, places.strides, sums,
-            ALIGNED=batch.walk == Walk.FLAT, FLAT=places.flat, SIZE=batch.anchor.element_size(), BLOCK=_BLOCK, num_warps=4,
+    size = batch.anchor.element_size()
+    words = _words(batch.anchor)
+    if batch.count and places.flat and batch.walk == Walk.FLAT:
+        _sweep_run[(batch.count, FRAME_MAX_UNITS * (2 if size == 8 else 1) // _SPAN)](
+            words, batch.bases, batch.units, places.seeds, places.bases, sums,
+            SIZE=size, ROWS=_ROWS, SPAN=_SPAN, num_warps=4,
+        )  # fmt: skip
+    elif batch.count:
+        _sweep[(batch.count, FRAME_MAX_UNITS // _SPAN)](
+            words, batch.bases, batch.lengths, batch.strides, batch.units,
+            places.seeds, places.bases, places.lengths, places.strides, sums, SIZE=size, BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
     return sums
 
@@ -97,13 +106,18 @@ def _mixed(x, MULTIPLIER: tl.constexpr):
 
 
 @triton.jit
+def _terms(x1, x2):
+    """Both lanes' terms of words, from the two sums that their bits and positions make."""
+    x1, x2 = _mixed(x1, M1), _mixed(x2, M2)
+    wide1, wide2 = x1.to(tl.uint64), x2.to(tl.uint64)
+    return (wide2 << 32) | wide1, wide1 * wide2
+
+
+@triton.jit
 def _term(place, bits, seed1, seed2):
     """Both lanes' terms of words `bits` at int64 word positions."""
     low, high = place.to(tl.uint32), (place >> 32).to(tl.uint32)
-    x1 = _mixed(low * A1 + high * H1 + bits * B1 + seed1, M1)
-    x2 = _mixed(low * A2 + high * H2 + bits * B2 + seed2, M2)
-    wide1, wide2 = x1.to(tl.uint64), x2.to(tl.uint64)
-    return (wide2 << 32) | wide1, wide1 * wide2
+    return _terms(low * A1 + high * H1 + bits * B1 + seed1, low * A2 + high * H2 + bits * B2 + seed2)
 
 
 @triton.jit
@@ -118,10 +132,61 @@ def _bits(words, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _sweep_run(
+    anchor, bases, counts, seeds, tensor_bases, sums, SIZE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr
+):  # fmt: skip
+    """A span of a frame that is one run at 16-byte boundaries, and one run of its tensor: a vector of 16 bytes a thread.
+
+    Within a block a position's own share of the sums is a constant of its place; only the block's is added.
+    """
+    SHARE: tl.constexpr = 4 // SIZE if SIZE < 4 else 1
+    HALVES: tl.constexpr = 2 if SIZE == 8 else 1
+    VECTOR: tl.constexpr = 4 * SHARE
+    frame = tl.program_id(0)
+    words = tl.load(counts + frame) * HALVES
+    first = tl.load(tensor_bases + frame) * HALVES
+    base = tl.load(bases + frame) * HALVES // VECTOR
+    seed1 = tl.load(seeds + 2 * frame).to(tl.uint32)
+    seed2 = tl.load(seeds + 2 * frame + 1).to(tl.uint32)
+    pointer = anchor.to(tl.pointer_type(tl.int32))
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, 4)[None, :]
+    inside = row[:, None] * VECTOR + column * SHARE
+    share1, share2 = inside.to(tl.uint32) * A1, inside.to(tl.uint32) * A2
+    lane1 = tl.zeros((ROWS,), tl.uint64)
+    lane2 = tl.zeros((ROWS,), tl.uint64)
+    at = tl.program_id(1) * SPAN
+    stop = tl.minimum(at + SPAN, words)
+    while at < stop:
+        place = first + at
+        vector = base + at // VECTOR + row
+        there = at + row * VECTOR < stop
+        fours = tl.load(pointer + (vector * 4)[:, None] + column, mask=there[:, None], other=0)
+        fours = fours.to(tl.uint32, bitcast=True)
+        plain = (at + ROWS * VECTOR <= stop) & ((place >> 32) == ((place + ROWS * VECTOR - 1) >> 32))
+        low, high = place.to(tl.uint32), (place >> 32).to(tl.uint32)
+        add1, add2 = low * A1 + high * H1 + seed1, low * A2 + high * H2 + seed2
+        for part in tl.static_range(SHARE):
+            bits = fours if SIZE >= 4 else (fours >> (8 * SIZE * part)) & ((1 << (8 * SIZE)) - 1)
+            if plain:
+                term1, term2 = _terms(share1 + add1 + bits * B1, share2 + add2 + bits * B2)
+                add1, add2 = add1 + A1, add2 + A2
+            else:
+                term1, term2 = _term(place + part + inside, bits, seed1, seed2)
+                term1, term2 = tl.where(there[:, None], term1, 0), tl.where(there[:, None], term2, 0)
+            lane1 += tl.sum(term1, 1)
+            lane2 += tl.sum(term2, 1)
+        at += ROWS * VECTOR
+    tl.atomic_add(sums + 2 * frame, tl.sum(lane1, 0).to(tl.int64, bitcast=True))
+    tl.atomic_add(sums + 2 * frame + 1, tl.sum(lane2, 0).to(tl.int64, bitcast=True))
+
+
+@triton.jit
 def _sweep(
     anchor, bases, lengths, strides, counts, seeds, tensor_bases, tensor_lengths, tensor_strides, sums,
-    ALIGNED: tl.constexpr, FLAT: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Frames of any geometry, unit by unit."""
     HALVES: tl.constexpr = 2 if SIZE == 8 else 1
     frame = tl.program_id(0)
     base, length, stride = tl.load(bases + frame), tl.load(lengths + frame), tl.load(strides + frame)
@@ -130,16 +195,14 @@ def _sweep(
     seed2 = tl.load(seeds + 2 * frame + 1).to(tl.uint32)
     tensor_base = tl.load(tensor_bases + frame)
     tensor_length, tensor_stride = tl.load(tensor_lengths + frame), tl.load(tensor_strides + frame)
-    if ALIGNED:
-        base = tl.multiple_of(base, 16 // SIZE)
     lane1 = tl.zeros((BLOCK,), tl.uint64)
     lane2 = tl.zeros((BLOCK,), tl.uint64)
     at = tl.program_id(1) * BLOCK
     while at < units:
         unit = at + tl.arange(0, BLOCK)
         there = unit < units
-        where = base + unit if ALIGNED else place_of(unit, base, length, stride)
-        place = tensor_base + unit if FLAT else place_of(unit, tensor_base, tensor_length, tensor_stride)
+        where = place_of(unit, base, length, stride)
+        place = place_of(unit, tensor_base, tensor_length, tensor_stride)
         for half in tl.static_range(HALVES):
             words = tl.load(anchor + where * HALVES + half, mask=there, other=0)
             term1, term2 = _term(place * HALVES + half, _bits(words, SIZE), seed1, seed2)

@@ -19,11 +19,13 @@ from syncline.kernels.gpu.batch import FrameBatch, Staged
 _BLOCK = 1024
 _SLOTS_A_PROGRAM = 4096
 _SPLIT_MAX = 64
+ABREAST = 1 << 20
+"""Frames whose places are written or read at the same time; programs then go on to further frames."""
 
 
-def scatter(batch: FrameBatch, staged: Staged) -> None:
+def scatter(batch: FrameBatch, staged: Staged, *, abreast: int = ABREAST) -> None:
     """Write the new units. Queued on the current stream; no scratch."""
-    _run(_scatter, batch, staged, staged.new)
+    _run(_scatter, batch, staged, staged.new, abreast=abreast)
 
 
 def undo(batch: FrameBatch, staged: Staged) -> None:
@@ -43,11 +45,13 @@ def split(slots: int, frames: int) -> int:
     return min(max(slots // (_SLOTS_A_PROGRAM * max(frames, 1)), 1), _SPLIT_MAX)
 
 
-def _run(kernel: triton.JITFunction, batch: FrameBatch, staged: Staged, units: Tensor, *more: Tensor) -> None:
+def _run(
+    kernel: triton.JITFunction, batch: FrameBatch, staged: Staged, units: Tensor, *more: Tensor, abreast: int = ABREAST
+) -> None:
     if batch.count == 0:
         return
-    kernel[(batch.count, split(staged.positions.numel(), batch.count))](
-        batch.anchor, batch.bases, batch.lengths, batch.strides, batch.units,
+    kernel[(min(batch.count, abreast), split(staged.positions.numel(), batch.count))](
+        batch.anchor, batch.bases, batch.lengths, batch.strides, batch.units, batch.count,
         staged.firsts, staged.changed, staged.positions, units, *more, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
 
@@ -60,37 +64,43 @@ def place_of(position, base, length, stride):
 
 
 @triton.jit
-def _scatter(anchor, bases, lengths, strides, counts, firsts, changes, positions, values, BLOCK: tl.constexpr):
+def _scatter(anchor, bases, lengths, strides, counts, frames, firsts, changes, positions, values, BLOCK: tl.constexpr):
     frame = tl.program_id(0)
-    first, changed, units = tl.load(firsts + frame), tl.load(changes + frame), tl.load(counts + frame)
-    base, length, stride = tl.load(bases + frame), tl.load(lengths + frame), tl.load(strides + frame)
-    at = tl.program_id(1) * BLOCK
-    while at < changed:
-        slot = at + tl.arange(0, BLOCK)
-        there = slot < changed
-        position = tl.load(positions + first + slot, mask=there, other=0)
-        value = tl.load(values + first + slot, mask=there, other=0)
-        there = there & (position >= 0) & (position < units)
-        tl.store(anchor + place_of(position, base, length, stride), value, mask=there)
-        at += tl.num_programs(1) * BLOCK
+    while frame < frames:
+        first, changed, units = tl.load(firsts + frame), tl.load(changes + frame), tl.load(counts + frame)
+        base, length, stride = tl.load(bases + frame), tl.load(lengths + frame), tl.load(strides + frame)
+        at = tl.program_id(1) * BLOCK
+        while at < changed:
+            slot = at + tl.arange(0, BLOCK)
+            there = slot < changed
+            position = tl.load(positions + first + slot, mask=there, other=0)
+            value = tl.load(values + first + slot, mask=there, other=0)
+            there = there & (position >= 0) & (position < units)
+            tl.store(anchor + place_of(position, base, length, stride), value, mask=there)
+            at += tl.num_programs(1) * BLOCK
+        frame += tl.num_programs(0)
 
 
 @triton.jit
-def _missing(anchor, bases, lengths, strides, counts, firsts, changes, positions, values, missing, BLOCK: tl.constexpr):
+def _missing(
+    anchor, bases, lengths, strides, counts, frames, firsts, changes, positions, values, missing, BLOCK: tl.constexpr
+):  # fmt: skip
     frame = tl.program_id(0)
-    first, changed, units = tl.load(firsts + frame), tl.load(changes + frame), tl.load(counts + frame)
-    base, length, stride = tl.load(bases + frame), tl.load(lengths + frame), tl.load(strides + frame)
-    at = tl.program_id(1) * BLOCK
     bad = tl.zeros((BLOCK,), tl.int32)
-    while at < changed:
-        slot = at + tl.arange(0, BLOCK)
-        there = slot < changed
-        position = tl.load(positions + first + slot, mask=there, other=0)
-        value = tl.load(values + first + slot, mask=there, other=0)
-        inside = there & (position >= 0) & (position < units)
-        found = tl.load(anchor + place_of(position, base, length, stride), mask=inside, other=0)
-        bad += (there & ((found != value) | (inside == 0))).to(tl.int32)
-        at += tl.num_programs(1) * BLOCK
+    while frame < frames:
+        first, changed, units = tl.load(firsts + frame), tl.load(changes + frame), tl.load(counts + frame)
+        base, length, stride = tl.load(bases + frame), tl.load(lengths + frame), tl.load(strides + frame)
+        at = tl.program_id(1) * BLOCK
+        while at < changed:
+            slot = at + tl.arange(0, BLOCK)
+            there = slot < changed
+            position = tl.load(positions + first + slot, mask=there, other=0)
+            value = tl.load(values + first + slot, mask=there, other=0)
+            inside = there & (position >= 0) & (position < units)
+            found = tl.load(anchor + place_of(position, base, length, stride), mask=inside, other=0)
+            bad += (there & ((found != value) | (inside == 0))).to(tl.int32)
+            at += tl.num_programs(1) * BLOCK
+        frame += tl.num_programs(0)
     total = tl.sum(bad, 0)
     if total > 0:
         tl.atomic_add(missing, total.to(tl.int64))
