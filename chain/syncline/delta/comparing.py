@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,6 +39,13 @@ class ComparedFrame:
         return self.change.positions.nbytes + self.change.before.nbytes + self.change.after.nbytes
 
 
+def _whole(base: Callable[[], Units], found: kernels.Difference) -> Units:
+    """All new bits of a frame, from what is held of it: the new weights are gone by now, or others stand in their buffer."""
+    whole = np.array(base(), copy=True)
+    whole[found.positions] = found.new
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
     """Compares frames of one tensor; an executor's threads may share it."""
@@ -54,10 +61,10 @@ class TensorComparison:
         found = kernels.difference(self.old, self.new, frame)
         if found.positions.size == 0:
             return None
-        whole, base = (partial(kernels.view, flat, frame) for flat in (self.new, self.old))
+        base = partial(kernels.view, self.old, frame)
         return ComparedFrame(
             index,
-            FrameChange(frame.units, *found.parts, whole, base),
+            FrameChange(frame.units, *found.parts, partial(_whole, base, found), base),
             change_digest(frame, *found.parts, seeds(self.spec.name)),
             count_nonfinite(self.spec, found.new),
         )
