@@ -12,7 +12,8 @@ from syncline.errors import Corrupt, LinkMissing
 from syncline.store.first_of import FirstOf
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
-from syncline.testing.chains import TABLE, ChainWriter
+from syncline.testing.chains import OTHER_LINEAGE, TABLE, ChainWriter
+from syncline.wire.records import AnchorManifest, HeadRecord, SkipManifest, VersionManifest, VetoRecord
 
 KEYS = RunKeys("run").view()
 
@@ -23,6 +24,14 @@ def flipped(data: bytes) -> bytes:
 
 def half(data: bytes) -> bytes:
     return data[: len(data) // 2]
+
+
+def of_another_lineage(data: bytes) -> bytes:
+    """What a mirror still holds of a run that had the name before."""
+    for kind in (HeadRecord, VersionManifest, AnchorManifest, SkipManifest, VetoRecord):
+        if f'"kind":"{kind.model_fields["kind"].default}"'.encode() in data:
+            return kind.parse(data, what="copy").model_copy(update={"lineage": OTHER_LINEAGE}).encode()
+    return data  # a file of weights belongs to no lineage
 
 
 def of_another_key(_: bytes) -> bytes:
@@ -73,8 +82,13 @@ def everything(reader: ChainReader) -> dict[str, object]:
 PARTS = ("run.json", "/head", "/versions/", "/anchors/", "/skips/", "/vetoes/", "/chunks/", "")
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("damage", [flipped, half, of_another_key])
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        *((damage, part) for damage in (flipped, half, of_another_key) for part in PARTS),
+        *((of_another_lineage, part) for part in ("/head", "/versions/", "/anchors/", "/skips/", "/vetoes/")),
+    ],
+)
 def test_every_object_that_is_damaged_in_a_mirror_is_read_from_the_origin(
     origin: MemoryStore, damage: Callable[[bytes], bytes], part: str
 ) -> None:
@@ -96,3 +110,14 @@ def test_what_is_damaged_in_every_source_is_damaged(origin: MemoryStore) -> None
     gone.delete(KEYS.chunk(ref.blake3))
     with pytest.raises(LinkMissing, match=ref.blake3):
         ChainReader(FirstOf([gone, gone]), "run").chunk(ref)
+
+
+def test_a_strangers_veto_in_a_mirror_hides_none_that_comes_at_the_origin(origin: MemoryStore) -> None:
+    mirror = mirrored(origin, of_another_lineage, "/vetoes/")
+    ours = origin.get(KEYS.veto(3), max_bytes=1 << 20)
+    assert ours is not None
+    origin.delete(KEYS.veto(3))
+    reader = ChainReader(FirstOf([mirror, origin]), "run")
+    assert {} == reader.vetoes()
+    origin.put(KEYS.veto(3), ours.data)
+    assert [3] == list(reader.vetoes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from syncline.errors import FormatInvalid, NotFound, StoreMisused
+from syncline.errors import FormatInvalid, LineageChanged, NotFound, StoreMisused
 from syncline.store.base import ObjectInfo, WeightStore
 from syncline.store.first_of import first_good
 from syncline.store.keys import ViewKeys
@@ -35,16 +35,18 @@ class Marks:
             version = int(match[1])
             known = self._known.get(version)
             if known is None or known[0] != info.etag:
-                record = self._read(version, info, lineage)
+                record = self._read(version, info, lineage())
+                # Not remembered where it is a stranger's or gone: another source may come to hold ours.
                 if record is None:
                     continue
                 known = (info.etag, record)
             current[version] = known
         self._known = current
-        ours = lineage() if current else ""
-        return {v: record for v, (_, record) in current.items() if record.lineage == ours}
+        return {v: record for v, (_, record) in current.items()}
 
-    def _read(self, version: int, info: ObjectInfo, lineage: Callable[[], str]) -> VetoRecord | None:
+    def _read(self, version: int, info: ObjectInfo, lineage: str) -> VetoRecord | None:
+        """The veto from the nearest source that has one of this lineage; None when none has."""
+
         def read(source: WeightStore) -> VetoRecord:
             try:
                 fetched = source.get(info.key, max_bytes=RECORD_MAX_BYTES)
@@ -54,15 +56,17 @@ class Marks:
             record = VetoRecord.parse(fetched.data, what=info.key)
             if record.version != version:
                 raise FormatInvalid(f"{info.key} names version {record.version}")
+            if record.lineage != lineage:
+                raise LineageChanged(f"{info.key} belongs to lineage {record.lineage}, the run to {lineage}")
             return record
 
         try:
             return first_good(self._store, read)
-        except NotFound:
+        except (NotFound, LineageChanged):
             return None
         except FormatInvalid as error:
             return VetoRecord(
-                lineage=lineage(),
+                lineage=lineage,
                 version=version,
                 reason=f"the veto cannot be read, so it counts: {error}"[:4096],
                 created_ms=max(0, int(info.modified * 1000)),

@@ -205,21 +205,20 @@ class ChainReader:
                     f"{key} describes {manifest.run}/{manifest.view} version {manifest.version}; "
                     "it does not belong there"
                 )
+            if manifest.lineage != (bound := self.run_record().lineage):
+                raise LineageChanged(f"{key} belongs to lineage {manifest.lineage}, the run to {bound}; do not use it")
             check(manifest)
             return manifest, len(fetched.data)
 
         try:
-            manifest, size = first_good(self.store, read)
+            return first_good(self.store, read)
         except NotFound as error:
             raise LinkMissing(
                 f"{key} is gone: it was collected, or never committed; plan again from an anchor"
             ) from error
-        if manifest.lineage != self.run_record().lineage:
+        except LineageChanged:
             self._check_same_run()
-            raise LineageChanged(
-                f"{key} belongs to lineage {manifest.lineage}, the run to {self.run_record().lineage}; do not use it"
-            )
-        return manifest, size
+            raise
 
     def anchors(self) -> list[int]:
         """Versions whose whole weights are in the store, ascending: with an anchor beside them, or anchor-only. One
