@@ -13,6 +13,7 @@ from syncline.codecs.base import FrameChange
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec
 from syncline.codecs.context.table import ContextTable
+from syncline.kernels.gpu import encode as encoding
 from syncline.kernels.gpu import reference_encode as plain
 from syncline.kernels.gpu.batch import UNIT_TYPES, DeviceTable, FrameBatch, Walk
 from syncline.kernels.gpu.compact import compact, payload_offsets
@@ -145,12 +146,13 @@ def test_every_unit_may_change() -> None:
     assert [expected(old, new, frame, "BF16", table, 8)] == made
 
 
-def test_a_long_time_without_a_change_is_coded_as_it_is() -> None:
-    frame = Frame(0, 1, 4200, 4200)
-    old = torch.full((4200,), 0x0180, dtype=torch.int16)
+def test_long_clocks_are_carried_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "CARRY", 1 << 21)
+    frame = Frame(0, 1, 320, 320)
+    old = torch.full((320,), 0x0180, dtype=torch.int16)
     new = old.clone()
-    new[2] += 1
-    table = ContextTable(20, (1 << 18,) * 256, (RICH,), (0,) * 256)
+    new[[2, 200]] += 1
+    table = ContextTable(18, (200_000,) * 256, (RICH,), (0,) * 256)
     _, made = coded(old, new, [frame], "BF16", table, 1)
     assert [expected(old, new, frame, "BF16", table, 1)] == made
 
@@ -192,13 +194,13 @@ def test_what_the_table_cannot_code_leaves_its_frame_out_and_no_other(
 
 
 def test_a_lane_that_outgrows_its_region_is_told_and_spoils_no_other() -> None:
-    frames = [Frame(at * 128, 1, 128, 128) for at in range(3)]
+    frames = [Frame(at * 64, 1, 64, 64) for at in range(3)]
     old, new = weights("BF16", frames, 0.03)
-    new[128:256] = ~old[128:256]
+    new[64:128] = ~old[64:128]
     table = a_table()
-    out, made = coded(old, new, frames, "BF16", table, 1, capacity=40)
+    out, made = coded(old, new, frames, "BF16", table, 1, capacity=30)
     assert [CODED, FULL, CODED] == out.status.tolist()
-    assert 128 == int(out.changed[1])
+    assert 64 == int(out.changed[1])
     assert [expected(old, new, frames[0], "BF16", table, 1), b""] == made[:2]
     assert expected(old, new, frames[2], "BF16", table, 1) == made[2]
 

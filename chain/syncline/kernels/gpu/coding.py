@@ -16,20 +16,22 @@ from syncline.kernels import clock as coder
 from syncline.kernels.gpu.clock import NIBBLES, SIGNED, context, flipped, share
 
 VALUE_BITS = tl.constexpr(coder.VALUE_BITS)
+KEPT = tl.constexpr("evict_last")
+"""For what is written or looked up again and again, while weights stream by."""
 
 
 @triton.jit
-def put(x, at, words, on, frequency, start, bits, TWICE: tl.constexpr, KEEP: tl.constexpr):
+def put(x, at, words, on, frequency, start, bits, TWICE: tl.constexpr):
     """Code a symbol of `frequency` out of 2^bits: new state, and where the words now begin; they grow towards lower places."""
     limit = frequency << (48 - bits)
     spill = on & (x >= limit)
     at -= spill.to(tl.int32)
-    tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEEP)
+    tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEPT)
     x = tl.where(spill, x >> 16, x)
     if TWICE:
         spill = on & (x >= limit)
         at -= spill.to(tl.int32)
-        tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEEP)
+        tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEPT)
         x = tl.where(spill, x >> 16, x)
     # Exact: x < frequency * 2^(48 - bits), so the quotient's distance from the next integer, 1 / frequency at least, is far above
     # half a unit in its last place.
@@ -38,11 +40,11 @@ def put(x, at, words, on, frequency, start, bits, TWICE: tl.constexpr, KEEP: tl.
 
 
 @triton.jit
-def _put_raw(x, at, words, on, value, bits, KEEP: tl.constexpr):
+def _put_raw(x, at, words, on, value, bits):
     """Code `bits` bits, at most 16, as they are."""
     spill = on & (x >= (tl.full(x.shape, 1, tl.int64) << (48 - bits)))
     at -= spill.to(tl.int32)
-    tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEEP)
+    tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEPT)
     x = tl.where(spill, x >> 16, x)
     return tl.where(on, (x << bits) + value, x), at
 
@@ -88,7 +90,7 @@ def symbol_of(old, new, BITS: tl.constexpr, ORDER: tl.constexpr):
 @triton.jit
 def put_change(
     x, at, words, on, old, new, clock, misses, fault, widths_ptr, lists_ptr, codes_ptr,
-    BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, ORDER: tl.constexpr, Z: tl.constexpr, KEEP: tl.constexpr,
+    BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, ORDER: tl.constexpr, Z: tl.constexpr,
 ):  # fmt: skip
     """Code the change old -> new with `misses` horizons and `clock` ticks before it, where `on`."""
     where = context(old, SHIFT, MASK).to(tl.int32)
@@ -108,13 +110,11 @@ def put_change(
     if tl.max(tl.where(on, bits, 0), 0) > 0:
         if BITS == 32:
             high = bits > 16
-            x, at = _put_raw(x, at, words, on & high, raw >> 16, 16, KEEP)
+            x, at = _put_raw(x, at, words, on & high, raw >> 16, 16)
             raw = tl.where(high, raw & 65535, raw)
             bits = tl.where(high, 16, bits)
-        x, at = _put_raw(x, at, words, on & (bits > 0), raw.to(tl.int64), bits.to(tl.int64), KEEP)
-    x, at = put(
-        x, at, words, on, (code & 65535).to(tl.int64), (code >> 16).to(tl.int64), VALUE_BITS, TWICE=False, KEEP=KEEP
-    )
+        x, at = _put_raw(x, at, words, on & (bits > 0), raw.to(tl.int64), bits.to(tl.int64))
+    x, at = put(x, at, words, on, (code & 65535).to(tl.int64), (code >> 16).to(tl.int64), VALUE_BITS, TWICE=False)
     close = clock + width
     horizon: tl.constexpr = 4 << Z
     missed = (close > horizon) & (horizon - clock < close - horizon)
@@ -123,18 +123,18 @@ def put_change(
     clock = tl.where(missed, 0, clock)
     first = share(clock, Z)
     slots = tl.where(on, share(tl.minimum(close, horizon), Z) - first, 1)
-    x, at = put(x, at, words, on, slots.to(tl.int64), first.to(tl.int64), Z + 4, TWICE=True, KEEP=KEEP)
+    x, at = put(x, at, words, on, slots.to(tl.int64), first.to(tl.int64), Z + 4, TWICE=True)
     return x, at, misses, fault
 
 
 @triton.jit
-def put_misses(x, at, words, misses, Z: tl.constexpr, KEEP: tl.constexpr):
+def put_misses(x, at, words, misses, Z: tl.constexpr):
     """Code so many misses a lane."""
     while tl.max(misses, 0) > 0:
         on = misses > 0
         spill = on & (x >= (1 << 44))
         at -= spill.to(tl.int32)
-        tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEEP)
+        tl.store(words + at, x.to(tl.int16), mask=spill & (at >= 0), eviction_policy=KEPT)
         x = tl.where(spill, x >> 16, x)
         x = tl.where(on, ((x >> Z) << (Z + 4)) + (x & ((1 << Z) - 1)), x)
         misses -= on.to(tl.int32)

@@ -22,258 +22,60 @@ from torch import Tensor
 
 from syncline.kernels.clock import Alphabet
 from syncline.kernels.gpu.batch import LANES_MAX, DeviceTable, FrameBatch, Walk
-from syncline.kernels.gpu.coding import put_change, put_misses
+from syncline.kernels.gpu.coding import KEPT, put_change, put_misses
+from syncline.kernels.gpu.walk import (
+    HELD,
+    LANES,
+    columns,
+    first_words,
+    held_places,
+    load_window,
+    note,
+    top_change,
+    walk_scattered,
+    walk_window,
+)
 
-LANES = tl.constexpr(32)
-"""Of a warp, and so of a program."""
-
-WINDOW = 4
+WINDOW = 2
 """Pieces that a lane walks at once."""
-STREAM = "evict_first"
-KEEP = "evict_last"
-DEPTH = 2
-"""Windows that are loaded ahead."""
+AHEAD = 2
+"""Windows that are loaded before they are walked."""
 RUN = 2
-"""Windows between two looks at the queues."""
-QUEUE = 32
-"""Pieces that a lane can have noted."""
-READY = 22
+"""Windows between two looks at the queues; even."""
+QUEUE = 8
+"""Pieces that a lane's queue holds; a power of two."""
+READY = 20
 """Lanes with something queued from which on coding pays."""
-PROGRAMS_A_PROCESSOR = 14
+PROGRAMS_A_PROCESSOR = 20
+"""More would hide more of the memory's latency, but their queues and half-written words no longer stay in the cache."""
 
 CODED, UNCODABLE, FULL = range(3)
 """How coding a frame ended: well; the table has no code for one of its changes (no width, or neither its symbol nor an escape); a
 lane's words do not fit their region."""
 _FULL = tl.constexpr(FULL)
 
-_CARRY = tl.constexpr(1 << 30)
+CARRY = 1 << 30
 """A clock this long is queued by itself, so that sums stay below 2^31 however long nothing changes."""
-
-
-@triton.jit
-def _note(queue, on, tail, clock, piece, QUEUE: tl.constexpr, KEEP: tl.constexpr):
-    """Queue a piece, and the clock since the piece queued before it. Places in the ring count up and are cut here."""
-    place = tail & (QUEUE * LANES - 1)
-    tl.store(
-        queue + place, (clock.to(tl.int64) << 32) | (piece.to(tl.int64) & 0xFFFFFFFF), mask=on, eviction_policy=KEEP
-    )
-    return tl.where(on, tail + LANES, tail)
-
-
-@triton.jit
-def _columns(x):
-    """The columns of a [32, 4] block."""
-    even, odd = tl.split(tl.reshape(x, (LANES, 2, 2)))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
-
-
-@triton.jit
-def _differ(old, new):
-    """Whether any of four words differs from its twin. In 64 bits: the compiler takes four comparisons apart, at thrice the cost."""
-    low = (old[0] ^ new[0]).to(tl.int64) | ((old[1] ^ new[1]).to(tl.int64) << 32)
-    high = (old[2] ^ new[2]).to(tl.int64) | ((old[3] ^ new[3]).to(tl.int64) << 32)
-    return (low | high) != 0
-
-
-@triton.jit
-def _exists(piece, pieces):
-    """0 <= piece < pieces, in one comparison."""
-    return piece.to(tl.uint32, bitcast=True) < pieces.to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _piece_shift(BITS: tl.constexpr):
-    """Binary logarithm of a piece's units."""
-    if BITS == 8:
-        return 4
-    elif BITS == 16:
-        return 3
-    else:
-        return 2
-
-
-@triton.jit
-def _first_words(pointer, base, own, BITS: tl.constexpr, FLAT: tl.constexpr):
-    """Where the four words of a frame's first piece lie; of each lane's first one where the frame is one row."""
-    first = (base >> _piece_shift(BITS)) * 4
-    if FLAT:
-        first += own * 4
-    return pointer.to(tl.pointer_type(tl.int32)) + first[:, None] + tl.arange(0, 4)[None, :]
-
-
-@triton.jit
-def _load_piece(
-    first,
-    piece,
-    active,
-    own,
-    length,
-    inverse,
-    stride,
-    BITS: tl.constexpr,
-    L: tl.constexpr,
-    FLAT: tl.constexpr,
-    STREAM: tl.constexpr,
-):
-    """The four words of each lane's piece; zeros where it is not `active`. One load: they lie on 16 bytes."""
-    if FLAT:
-        step = piece * (4 * L)
-    else:
-        start = _row_start((piece * L + own) << _piece_shift(BITS), length, inverse, stride)
-        step = (start >> _piece_shift(BITS)) * 4
-    return tl.load(first + step[:, None], mask=active[:, None], other=0, eviction_policy=STREAM)
-
-
-@triton.jit
-def _row_start(position, length, inverse, stride):
-    """Offset of a frame-relative position below 2^21 from the frame's base, in units."""
-    # Exact in float32 there: the quotient's error stays below half of 1 / length.
-    row = ((position.to(tl.float32) + 0.5) * inverse).to(tl.int32)
-    return row.to(tl.int64) * (stride - length) + position
-
-
-@triton.jit
-def _gather_piece(pointer, base, position, room, length, inverse, stride, BITS: tl.constexpr):
-    """The four words of a piece wherever its units lie, the first at frame-relative `position`; zeros from unit `room` on."""
-    words = ()
-    for word in tl.static_range(4):
-        joined = tl.zeros((LANES,), tl.int32)
-        for slot in tl.static_range(32 // BITS):
-            at = word * (32 // BITS) + slot
-            start = _row_start(position + at, length, inverse, stride)
-            unit = tl.load(pointer + base + start, mask=at < room, other=0).to(tl.int32)
-            if BITS < 32:
-                unit &= (1 << BITS) - 1
-            joined |= unit << (slot * BITS)
-        words += (joined,)
-    return words
-
-
-@triton.jit
-def _load_window(
-    old_first, new_first, window, pieces, own, length, inverse, stride,
-    BITS: tl.constexpr, L: tl.constexpr, FLAT: tl.constexpr, K: tl.constexpr, STREAM: tl.constexpr,
-):  # fmt: skip
-    """K whole pieces a lane before and after, from its piece window * K on; zeros beyond its pieces, at both ends."""
-    words = ()
-    for k in tl.static_range(K):
-        piece = tl.zeros((LANES,), tl.int32) + (window * K + k)
-        active = _exists(piece, pieces)
-        words += (_load_piece(old_first, piece, active, own, length, inverse, stride, BITS, L, FLAT, STREAM),)
-        words += (_load_piece(new_first, piece, active, own, length, inverse, stride, BITS, L, FLAT, STREAM),)
-    return words
-
-
-@triton.jit
-def _walk_window(
-    words, window, pieces, since, tail, queue, widths_ptr,
-    BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, K: tl.constexpr, QUEUE: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    """The pieces of `_load_window`, last to first."""
-    # All look-ups come before the first store: the compiler moves none across it.
-    ticks = ()
-    for k in tl.static_range(K):
-        total = tl.zeros((LANES,), tl.int32)
-        for slot in tl.static_range(32 // BITS):
-            at = (words[2 * k] >> (slot * BITS + SHIFT)) & MASK
-            total += tl.sum(tl.load(widths_ptr + at, eviction_policy=KEEP), 1)
-        ticks += (total,)
-    for k in tl.static_range(K - 1, -1, -1):
-        piece = tl.zeros((LANES,), tl.int32) + (window * K + k)
-        old = _columns(words[2 * k])
-        new = _columns(words[2 * k + 1])
-        differs = _differ(old, new)
-        tail = _note(queue, differs, tail, since, piece, QUEUE, KEEP)
-        # A lane that has no such piece got equal words, and keeps its clock.
-        since = tl.where(differs, 0, since + tl.where(_exists(piece, pieces), ticks[k], 0))
-    return since, tail
-
-
-@triton.jit
-def _walk_scattered(
-    old_ptr, new_ptr, old_base, new_base, length, inverse, stride, piece, units, own, since, tail, queue, widths_ptr,
-    BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, L: tl.constexpr, QUEUE: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    """One piece a lane, whole or not, wherever its units lie; none for a negative piece."""
-    PIECE: tl.constexpr = 128 // BITS
-    position = (piece * L + own) * PIECE
-    room = tl.where(position >= 0, units - position, 0)
-    old = _gather_piece(old_ptr, old_base, position, room, length, inverse, stride, BITS)
-    new = _gather_piece(new_ptr, new_base, position, room, length, inverse, stride, BITS)
-    differs = _differ(old, new)
-    tail = _note(queue, differs, tail, since, tl.zeros((LANES,), tl.int32) + piece, QUEUE, KEEP)
-    for word in tl.static_range(4):
-        for slot in tl.static_range(32 // BITS):
-            at = (old[word] >> (slot * BITS + SHIFT)) & MASK
-            since += tl.load(widths_ptr + at, mask=word * (32 // BITS) + slot < room, other=0)
-    return tl.where(differs, 0, since), tail
-
-
-@triton.jit
-def _top_change(old, new, room, on, widths_ptr, BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr):
-    """The last changed unit below `room` of each lane's piece, of four words before and after.
-
-    Its place and bits, the widths from it up to `room`, those below it, and whether more has changed there.
-    """
-    SLOTS: tl.constexpr = 32 // BITS
-    marks = tl.zeros((LANES,), tl.int32)
-    for word in tl.static_range(4):
-        differ = old[word] ^ new[word]
-        for slot in tl.static_range(SLOTS):
-            marks |= (_unit(differ, slot, BITS) != 0).to(tl.int32) << (word * SLOTS + slot)
-    marks &= (1 << room) - 1
-    top = (tl.maximum(marks, 1).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    over = tl.zeros((LANES,), tl.int32)
-    under = tl.zeros((LANES,), tl.int32)
-    old_word = old[0]
-    new_word = new[0]
-    for word in tl.static_range(4):
-        if word > 0:
-            old_word = tl.where(top >= word * SLOTS, old[word], old_word)
-            new_word = tl.where(top >= word * SLOTS, new[word], new_word)
-        for slot in tl.static_range(SLOTS):
-            at = word * SLOTS + slot
-            width = tl.load(widths_ptr + ((old[word] >> (slot * BITS + SHIFT)) & MASK), mask=on & (at < room), other=0)
-            over += tl.where(at > top, width, 0)
-            under += tl.where(at < top, width, 0)
-    place = top % SLOTS * BITS
-    if BITS == 32:
-        old_unit = old_word.to(tl.int64) & 0xFFFFFFFF
-        new_unit = new_word.to(tl.int64) & 0xFFFFFFFF
-    else:
-        old_unit = (old_word >> place) & ((1 << BITS) - 1)
-        new_unit = (new_word >> place) & ((1 << BITS) - 1)
-    return top, old_unit, new_unit, over, under, (marks & ((1 << top) - 1)) != 0
-
-
-@triton.jit
-def _unit(word, SLOT: tl.constexpr, BITS: tl.constexpr):
-    """A unit's bits in a word, at its lower end."""
-    if BITS == 32:
-        return word
-    else:
-        return (word >> (SLOT * BITS)) & ((1 << BITS) - 1)
 
 
 @triton.jit(do_not_specialize=["frames", "capacity"])
 def encode_kernel(
     old_ptr, new_ptr, old_base_ptr, new_base_ptr, units_ptr, length_ptr, stride_ptr, frames, widths_ptr, lists_ptr, codes_ptr,
-    turn_ptr, queue_ptr, words_ptr, capacity, counts_ptr, changed_ptr, status_ptr,
+    turn_ptr, entries_ptr, held_ptr, words_ptr, capacity, counts_ptr, changed_ptr, status_ptr,
     BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, ORDER: tl.constexpr, Z: tl.constexpr,
-    L: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, K: tl.constexpr, RUN: tl.constexpr,
-    QUEUE: tl.constexpr, READY: tl.constexpr, DEPTH: tl.constexpr, STREAM: tl.constexpr, KEEP: tl.constexpr,
+    L: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, K: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr,
+    QUEUE: tl.constexpr, READY: tl.constexpr, CARRY: tl.constexpr,
 ):  # fmt: skip
     """Programs take groups of 32 / L frames from `turn_ptr` until none is left.
 
-    WHOLE: bases, rows and strides are whole pieces, and both tensors lie on 16 bytes; FLAT: every frame is one row, too. K pieces a
-    lane are walked at once; coding waits for READY lanes with something queued, or for one whose queue of QUEUE could overflow.
+    WHOLE: bases, rows and strides are whole pieces, and both tensors lie on 16 bytes; FLAT: every frame is one row, too.
     """
     PIECE: tl.constexpr = 128 // BITS
     FRAMES: tl.constexpr = LANES // L
+    ROOM: tl.constexpr = (QUEUE - K * RUN - 2) * LANES
     lane = tl.arange(0, LANES)
-    queue = queue_ptr + tl.program_id(0).to(tl.int64) * (QUEUE * LANES) + lane
+    entries = entries_ptr + tl.program_id(0).to(tl.int64) * (QUEUE * LANES)
+    held = held_ptr + tl.program_id(0).to(tl.int64) * (QUEUE * LANES * HELD)
     groups = (frames + FRAMES - 1) // FRAMES
     group = tl.atomic_add(turn_ptr, 1)
     while group < groups:
@@ -290,23 +92,22 @@ def encode_kernel(
         turn = tl.max(pieces, 0) - 1
         if WHOLE:
             turn = turn // K
-            old_first = _first_words(old_ptr, old_base, own, BITS, FLAT)
-            new_first = _first_words(new_ptr, new_base, own, BITS, FLAT)
-            # Loaded DEPTH windows ahead: what memory takes passes while others are walked.
+            old_first = first_words(old_ptr, old_base, own, BITS, FLAT)
+            new_first = first_words(new_ptr, new_base, own, BITS, FLAT)
             ahead = ()
-            for depth in tl.static_range(DEPTH):
-                ahead += _load_window(
-                    old_first, new_first, turn - depth, pieces, own, length, inverse, stride, BITS, L, FLAT, K, STREAM
+            for early in tl.static_range(AHEAD):
+                ahead += load_window(
+                    old_first, new_first, turn - early, pieces, own, length, inverse, stride, BITS, L, FLAT, K
                 )
         words = words_ptr + (frame.to(tl.int64) * L + own) * capacity
         x = tl.zeros((LANES,), tl.int64)
         at = tl.zeros((LANES,), tl.int32) + capacity
         fault = tl.zeros((LANES,), tl.int32)
         found = tl.zeros((LANES,), tl.int32)
-        head = tl.zeros((LANES,), tl.int32)
-        tail = tl.zeros((LANES,), tl.int32)
+        head = lane
+        tail = lane
         since = tl.zeros((LANES,), tl.int32)
-        room = tl.zeros((LANES,), tl.int32)
+        left = tl.zeros((LANES,), tl.int32)
         clock = tl.zeros((LANES,), tl.int32)
         misses = tl.zeros((LANES,), tl.int32)
         pending = lane < 0
@@ -322,81 +123,40 @@ def encode_kernel(
             for _ in range(RUN // 2):
                 for _ in tl.static_range(2):
                     if WHOLE:
-                        if DEPTH == 0:
-                            words_here = _load_window(
-                                old_first,
-                                new_first,
-                                turn,
-                                pieces,
-                                own,
-                                length,
-                                inverse,
-                                stride,
-                                BITS,
-                                L,
-                                FLAT,
-                                K,
-                                STREAM,
-                            )
-                        else:
-                            words_here = ahead[: 2 * K]
-                        since, tail = _walk_window(
-                            words_here, turn, pieces, since, tail, queue, widths_ptr, BITS, SHIFT, MASK, K, QUEUE, KEEP
+                        since, tail = walk_window(
+                            ahead[: 2 * K], turn, pieces, since, tail, entries, held, widths_ptr,
+                            BITS, SHIFT, MASK, K, QUEUE,
+                        )  # fmt: skip
+                        # After the stores, where the compiler leaves it: earlier, its look-ups would wait for these loads.
+                        ahead = ahead[2 * K :] + load_window(
+                            old_first, new_first, turn - AHEAD, pieces, own, length, inverse, stride, BITS, L, FLAT, K
                         )
-                        if DEPTH > 0:
-                            ahead = ahead[2 * K :] + _load_window(
-                                old_first,
-                                new_first,
-                                turn - DEPTH,
-                                pieces,
-                                own,
-                                length,
-                                inverse,
-                                stride,
-                                BITS,
-                                L,
-                                FLAT,
-                                K,
-                                STREAM,
-                            )
                     else:
-                        since, tail = _walk_scattered(
+                        since, tail = walk_scattered(
                             old_ptr, new_ptr, old_base, new_base, length, inverse, stride, turn, units, own,
-                            since, tail, queue, widths_ptr, BITS, SHIFT, MASK, L, QUEUE, KEEP,
+                            since, tail, entries, held, widths_ptr, BITS, SHIFT, MASK, L, QUEUE,
                         )  # fmt: skip
                     turn -= 1
-            # A long clock is queued by itself, marked by its sign; the last entry of all has a piece that is none.
-            long = since >= _CARRY
-            tail = _note(queue, long, tail, since | (-1 << 31), head, QUEUE, KEEP)
+            # A long clock is queued by itself, marked by its sign. The last entry of all has no piece either.
+            long = since >= CARRY
+            tail = note(entries, long, tail, since | (-1 << 31), left * 0, QUEUE)
             since = tl.where(long, 0, since)
-            tail = _note(queue, (lane >= 0) & last, tail, since, tl.full((LANES,), -1, tl.int32), QUEUE, KEEP)
+            tail = note(entries, (lane >= 0) & last, tail, since, left * 0, QUEUE)
             ready = tl.where(last, 1, READY)
-            ROOM: tl.constexpr = (QUEUE - K * RUN - 2) * LANES
             queued = head < tail
             go = (tl.sum(queued.to(tl.int32), 0) >= ready) | (tl.max(tail - head, 0) > ROOM)
             while go:
-                entry = tl.load(queue + (head & (QUEUE * LANES - 1)), mask=queued, other=0, eviction_policy=KEEP)
-                piece = entry.to(tl.int32)
+                entry = tl.load(entries + (head & (QUEUE * LANES - 1)), mask=queued, other=0, eviction_policy=KEPT)
+                room = entry.to(tl.int32)
                 passed = (entry >> 32).to(tl.int32)
                 closes = queued & (passed >= 0)
-                holds = closes & (piece >= 0)
-                clock += tl.where(queued & (room == 0), passed & 0x7FFFFFFF, 0)
-                if WHOLE:
-                    old = _columns(
-                        _load_piece(old_first, piece, holds, own, length, inverse, stride, BITS, L, FLAT, STREAM)
-                    )
-                    new = _columns(
-                        _load_piece(new_first, piece, holds, own, length, inverse, stride, BITS, L, FLAT, STREAM)
-                    )
-                    room = tl.where(room == 0, PIECE, room)
-                else:
-                    position = (piece * L + own) * PIECE
-                    inside = tl.where(holds, units - position, 0)
-                    old = _gather_piece(old_ptr, old_base, position, inside, length, inverse, stride, BITS)
-                    new = _gather_piece(new_ptr, new_base, position, inside, length, inverse, stride, BITS)
-                    room = tl.where(room == 0, tl.minimum(inside, PIECE), room)
-                top, old_unit, new_unit, over, under, more = _top_change(
-                    old, new, room, holds, widths_ptr, BITS, SHIFT, MASK
+                holds = room > 0
+                place = held_places(held, head, QUEUE)
+                old = columns(tl.load(place, mask=holds[:, None], other=0, eviction_policy=KEPT))
+                new = columns(tl.load(place + 4, mask=holds[:, None], other=0, eviction_policy=KEPT))
+                clock += tl.where(left == 0, passed & 0x7FFFFFFF, 0)
+                top, old_unit, new_unit, over, under, more = top_change(
+                    old, new, tl.where(left == 0, room, left), holds, widths_ptr, BITS, SHIFT, MASK
                 )
                 clock += over
                 misses += clock >> (Z + 2)
@@ -405,17 +165,17 @@ def encode_kernel(
                 misses += (closes & (pending == 0) & (clock > 0)).to(tl.int32)
                 x, at, misses, fault = put_change(
                     x, at, words, closes & pending, pending_old, pending_new, clock, misses, fault,
-                    widths_ptr, lists_ptr, codes_ptr, BITS, SHIFT, MASK, ORDER, Z, KEEP,
+                    widths_ptr, lists_ptr, codes_ptr, BITS, SHIFT, MASK, ORDER, Z,
                 )  # fmt: skip
-                x, at = put_misses(x, at, words, tl.where(closes, misses, 0), Z, KEEP)
+                x, at = put_misses(x, at, words, tl.where(closes, misses, 0), Z)
                 misses = tl.where(closes, 0, misses)
                 clock = tl.where(closes, tl.where(more, 0, under), clock)
-                room = tl.where(holds & more, top, 0)
+                left = tl.where(holds & more, top, 0)
                 found += holds.to(tl.int32)
                 pending_old = tl.where(holds, old_unit, pending_old)
                 pending_new = tl.where(holds, new_unit, pending_new)
                 pending = pending | holds
-                head = tl.where(queued & (room == 0), head + LANES, head)
+                head = tl.where(queued & (left == 0), head + LANES, head)
                 queued = head < tail
                 go = (tl.sum(queued.to(tl.int32), 0) >= ready) | (tl.max(tail - head, 0) > ROOM)
         for _ in tl.static_range(3):
@@ -437,7 +197,8 @@ def encode_kernel(
 class EncodeScratch:
     """What a launch works in, whatever the size of the weights: 32 lanes' queues a program, and whose turn it is."""
 
-    queues: Tensor
+    entries: Tensor
+    held: Tensor
     turn: Tensor
 
     @classmethod
@@ -448,12 +209,13 @@ class EncodeScratch:
             programs = torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS_A_PROCESSOR
         return cls(
             torch.empty(programs * QUEUE * LANES_MAX, dtype=torch.int64, device=device),
+            torch.empty(programs * QUEUE * LANES_MAX * 8, dtype=torch.int32, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
 
     @property
     def programs(self) -> int:
-        return self.queues.numel() // (QUEUE * LANES_MAX)
+        return self.entries.numel() // (QUEUE * LANES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,9 +262,9 @@ def encode(
     scratch.turn.zero_()
     encode_kernel[(min(scratch.programs, -(-old.count * out.lanes // LANES_MAX)),)](
         old.anchor, new.anchor, old.bases, new.bases, old.units, old.lengths, old.strides, old.count,
-        table.widths, table.lists, table.codes, scratch.turn, scratch.queues,
+        table.widths, table.lists, table.codes, scratch.turn, scratch.entries, scratch.held,
         out.words, out.capacity, out.counts, out.changed, out.status,
         BITS=alphabet.bits, SHIFT=alphabet.shift, MASK=alphabet.mask, ORDER=alphabet.order, Z=table.zone_bits,
-        L=out.lanes, WHOLE=walk != Walk.ANY, FLAT=walk == Walk.FLAT, K=WINDOW, RUN=RUN,
-        QUEUE=QUEUE, READY=READY, DEPTH=DEPTH, STREAM=STREAM, KEEP=KEEP, num_warps=1,
+        L=out.lanes, WHOLE=walk != Walk.ANY, FLAT=walk == Walk.FLAT, K=WINDOW, RUN=RUN, AHEAD=AHEAD,
+        QUEUE=QUEUE, READY=READY, CARRY=CARRY, num_warps=1,
     )  # fmt: skip
