@@ -116,12 +116,12 @@ def test_real_steps_read_back_with_the_codecs_that_the_writer_chooses(
 ) -> None:
     store, out = tmp_path / "store", tmp_path / "out.safetensors"
     publishing = publisher(store)
-    published = [publishing.publish(weights(view)) for view in views]
+    published = [publishing.publish(weights(view)) for view in views[:3]]
 
-    assert [[]] + [[DEFAULT]] * 3 == [list(each.statistics.codecs) for each in published]
+    assert [[]] + [[DEFAULT]] * 2 == [list(each.statistics.codecs) for each in published]
     told = reads(store, "grpo-a", "--audit", out=out)
-    assert 4 == told["version"] == told["objects"]["version"]
-    assert truth(views[3]) == stored(out)
+    assert 3 == told["version"] == told["objects"]["version"]
+    assert truth(views[2]) == stored(out)
 
 
 def test_a_layer_reads_back_after_all_sixteen_real_steps(tmp_path: Path, reads: Callable[..., dict[str, Any]]) -> None:
