@@ -27,10 +27,13 @@ from syncline.kernels.gpu.batch import DeviceTable, FrameBatch
 from syncline.kernels.gpu.compact import compact, payload_offsets
 from syncline.kernels.gpu.counts import DeviceCounts, count
 from syncline.kernels.gpu.encode import EncodeScratch, LaneWords, encode
+from syncline.kernels.gpu.host import reached_from
 from syncline.wire.limits import FRAME_MAX_UNITS as FRAME
 
 SAMPLE = 256
 """Frames that are counted for a table."""
+HOST_GB = 8
+"""Old weights in pinned host memory, at most: pinning takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,10 @@ class Workload:
         return sum(self.counts) * (self.before.count // len(self.counts))
 
 
-def workload(dtype: str, pairs: Sequence[Pair], gigabytes: float, *, shift: int, bands: bool = False) -> Workload:
-    """`gigabytes` of frames; with `bands` each is a band of columns of a matrix that sixteen share."""
+def workload(
+    dtype: str, pairs: Sequence[Pair], gigabytes: float, *, shift: int, bands: bool = False, host: bool = False
+) -> Workload:
+    """`gigabytes` of frames; with `bands` each is a band of columns of a matrix that sixteen share; with `host` the old ones are there."""
     device = torch.device("cuda")
     alphabet = ALPHABETS[dtype]
     changes = [FrameChange.between(old, new) for old, new in pairs]
@@ -73,12 +78,14 @@ def workload(dtype: str, pairs: Sequence[Pair], gigabytes: float, *, shift: int,
     lanes = lanes_of(FRAME, shift)
     copies = max(int(gigabytes * 1e9) // (FRAME * alphabet.bits // 8 * len(pairs)), 1)
     old, new = (laid_out([pair[side] for pair in pairs], bands=bands).to(device).repeat(copies) for side in (0, 1))
+    if host:
+        old = torch.empty(old.numel(), dtype=old.dtype, pin_memory=True).copy_(old)
     frames = [(0, frame(i, bands=bands)) for i in range(copies * len(pairs))]
     return Workload(
         alphabet,
         old,
         new,
-        FrameBatch.of([old], frames),
+        reached_from(FrameBatch.of([old], frames), device),
         FrameBatch.of([new], frames),
         DeviceTable.of(alphabet, table.zone_bits, table.widths, table.lists, table.of_context, device),
         LaneWords.empty(len(frames), lanes, max(map(len, payloads)) * 5 // 8 // lanes + 16, device),
@@ -105,7 +112,7 @@ def check(work: Workload, scratch: EncodeScratch) -> int:
 
 
 def measure(name: str, work: Workload) -> list[Row]:
-    scratch = EncodeScratch.of(work.old.device)
+    scratch = EncodeScratch.of(work.new.device)
     size = check(work, scratch)
     share = work.changed / work.old.numel()
     queues = sum(part.numel() * part.element_size() for part in (scratch.entries, scratch.held))
@@ -120,19 +127,23 @@ def measure(name: str, work: Workload) -> list[Row]:
     into = torch.empty(size, dtype=torch.uint8, device=offsets.device)
     counts = DeviceCounts.none(offsets.device)
     sample = [(0, frame(i, bands=False)) for i in range(min(SAMPLE, work.before.count))]
-    few = FrameBatch.of([work.old], sample), FrameBatch.of([work.new], sample)
+    few = reached_from(FrameBatch.of([work.old], sample), work.new.device), FrameBatch.of([work.new], sample)
     both = [side.view(torch.int64) for side in (work.old, work.new)]
     rows: list[Row] = []
 
     def row(what: str, run: Callable[[], object], *, whole: bool = True) -> None:
         ms = milliseconds(run)
         scaled = ms * SHARE_GB / work.gigabytes
-        print(f"  {what:<24} {ms:8.2f} ms" + (f"    {scaled:8.2f} ms at {SHARE_GB} GB" if whole else ""), flush=True)
+        print(f"  {what:<30} {ms:8.2f} ms" + (f"    {scaled:8.2f} ms at {SHARE_GB} GB" if whole else ""), flush=True)
         facts: Row = {"workload": name, "what": what, "gigabytes": round(work.gigabytes, 2), "ms": round(ms, 3)}
         facts |= {"changed": work.changed, "bits_a_change": round(8 * size / work.changed, 3)}
         rows.append(facts | ({f"ms_at_{SHARE_GB}_gb": round(scaled, 3)} if whole else {}))
 
-    row("read both (floor)", lambda: [side.sum() for side in both])
+    if work.old.device == work.new.device:
+        row("read both (floor)", lambda: [side.sum() for side in both])
+    else:
+        near = torch.empty_like(both[0], device=work.new.device)
+        row("copy old from the host (floor)", lambda: near.copy_(both[0], non_blocking=True))
     row("encode, diff included", lambda: encode(work.before, work.after, work.alphabet, work.table, work.out, scratch))
     row("compact", lambda: compact(work.out, payload_offsets(work.out), into))
     row(f"counts of {len(sample)} frames", lambda: count(*few, work.alphabet, counts), whole=False)
@@ -156,6 +167,7 @@ def main() -> None:
         "bf16-sparse": lambda: workload("BF16", bf16(5e-8), args.gigabytes, shift=15),
         "bf16-columns": lambda: workload("BF16", bf16(6e-7), args.gigabytes, shift=15, bands=True),
         "nvfp4": lambda: workload("F4", [packed_codes(0.00085, s) for s in range(DISTINCT)], args.gigabytes, shift=15),
+        "bf16-host": lambda: workload("BF16", bf16(6e-7), min(args.gigabytes, HOST_GB), shift=15, host=True),
     }
     rows: list[Row] = []
     for name, make in cases.items():
@@ -165,8 +177,8 @@ def main() -> None:
         rows += measure(name, work)
         del work
         torch.cuda.empty_cache()
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        if args.json:
+            args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from syncline.kernels.gpu import reference_encode as plain
 from syncline.kernels.gpu.batch import UNIT_TYPES, DeviceTable, FrameBatch, Walk
 from syncline.kernels.gpu.compact import compact, payload_offsets
 from syncline.kernels.gpu.encode import CODED, FULL, UNCODABLE, EncodeScratch, LaneWords, encode
+from syncline.kernels.gpu.host import reached_from
 from syncline.wire.tiling import Frame
 
 CPU = torch.device("cpu")
@@ -246,3 +247,15 @@ def test_batches_of_other_frames_are_refused() -> None:
         encode(
             one, two, ALPHABETS["BF16"], device_table(a_table()), LaneWords.empty(1, 1, 9, CPU), EncodeScratch.of(CPU)
         )
+
+
+def test_frames_in_host_memory_are_taken_from_pinned_memory_only() -> None:
+    old, new = weights("BF16", FLAT[:2], 0.1)
+    before = FrameBatch.of([old], [(0, frame) for frame in FLAT[:2]])
+    with pytest.raises(ValueError, match="192 units on cpu cannot be reached from cuda: pin that memory"):
+        reached_from(before, torch.device("cuda"))
+    near = reached_from(before, CPU)
+    out = LaneWords.empty(2, 1, 400, CPU)
+    after = FrameBatch.of([new], [(0, frame) for frame in FLAT[:2]])
+    encode(near, after, ALPHABETS["BF16"], device_table(a_table()), out, EncodeScratch.of(CPU))
+    assert [expected(old, new, frame, "BF16", a_table(), 1) for frame in FLAT[:2]] == payloads(out)

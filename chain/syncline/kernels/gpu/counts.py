@@ -56,7 +56,7 @@ def count(old: FrameBatch, new: FrameBatch, alphabet: Alphabet, counts: DeviceCo
         raise ValueError(f"{old.count} old frames, {new.count} new ones")
     if old.count:
         count_kernel[(old.count,)](
-            old.anchor, new.anchor, old.bases, new.bases, old.units, old.lengths, old.strides, counts.units, counts.copies,
+            old.anchor, new.anchor, old.bases, new.bases, new.units, new.lengths, new.strides, counts.units, counts.copies,
             BITS=alphabet.bits, SHIFT=alphabet.shift, MASK=alphabet.mask, ORDER=alphabet.order,
             BLOCK=_BLOCK, COPIES=_COPIES, num_warps=4,
         )  # fmt: skip

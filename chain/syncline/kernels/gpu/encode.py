@@ -253,15 +253,15 @@ def encode(
 ) -> None:
     """Code what changes from `old` to `new`, the same frames in two places, on the current stream.
 
-    All frames have as many lanes as `out` says. Frames that the table cannot code, or whose lanes outgrow their regions, get a
-    status; the caller codes them elsewhere.
+    The old ones may lie in pinned host memory (`host.reached_from`). All frames have as many lanes as `out` says. Those that the
+    table cannot code, or whose lanes outgrow their regions, get a status; the caller codes them elsewhere.
     """
     if old.count != new.count or old.count != out.status.numel():
         raise ValueError(f"{old.count} old frames, {new.count} new ones, room for {out.status.numel()}")
     walk = max(old.walk, new.walk)
     scratch.turn.zero_()
     encode_kernel[(min(scratch.programs, -(-old.count * out.lanes // LANES_MAX)),)](
-        old.anchor, new.anchor, old.bases, new.bases, old.units, old.lengths, old.strides, old.count,
+        old.anchor, new.anchor, old.bases, new.bases, new.units, new.lengths, new.strides, new.count,
         table.widths, table.lists, table.codes, scratch.turn, scratch.entries, scratch.held,
         out.words, out.capacity, out.counts, out.changed, out.status,
         BITS=alphabet.bits, SHIFT=alphabet.shift, MASK=alphabet.mask, ORDER=alphabet.order, Z=table.zone_bits,
