@@ -26,13 +26,13 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -46,11 +46,12 @@ from syncline.clock import ManualClock
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.registry import codec_named
 from syncline.delta import CodecChoice
-from syncline.delta.comparing import TensorComparison
+from syncline.delta.comparing import ComparedFrame, TensorComparison
 from syncline.metrics import Metrics
 from syncline.store.memory import MemoryStore
 from syncline.wire import dtypes
-from syncline.wire.tiling import Tiling
+from syncline.wire.tensors import TensorSpec
+from syncline.wire.tiling import FrameGrid, Tiling
 from syncline_agent.engine import Applied
 from syncline_agent.heartbeat import Heart, HeartSettings
 from syncline_agent.status import ApplyPath, Identity, Status
@@ -92,45 +93,57 @@ class Golden:
     """By run, version and tensor; a tie under its owner only."""
 
 
-class InTurn:
-    """A choice of codecs that does not depend on what they cost: the first tensor that changes gets the first, and so on.
+@dataclass(frozen=True, slots=True)
+class Noting(TensorComparison):
+    """Tells of every frame that differs."""
 
-    An encoder asks twice: for each batch of a tensor whether it is dense, later, where it was not, for the tensor's codec.
-    """
+    note: Callable[[FrameChange], None]
+
+    def compare(self, index: int) -> ComparedFrame | None:
+        found = TensorComparison.compare(self, index)
+        if found is not None:
+            self.note(found.change)
+        return found
+
+
+class InTurn:
+    """A choice of codecs that does not depend on what they cost: the first tensor that changes gets the first, and so on."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._turn = 0
-        self._new_tensor = False
-        self._owed: deque[str] = deque()
+        self._begun = True
+        self._of_change: dict[int, str] = {}
+        self._lock = Lock()
 
     @property
     def takes_context(self) -> bool:
         return CONTEXT in self._names
 
-    def compare(self, *tensor: Any) -> TensorComparison:
+    def compare(self, spec: TensorSpec, grid: FrameGrid, old: NDArray[Any], new: NDArray[Any]) -> TensorComparison:
         """A tensor begins."""
-        self._new_tensor = True
-        return TensorComparison(*tensor)
+        self._begun = False
+        return Noting(spec, grid, old, new, self._note)
 
-    def is_dense(self, changed: int, units: int) -> bool:
-        """Whether it is the turn of `raw`."""
-        del changed, units
-        if self._new_tensor:
-            self._new_tensor = False
-            self._turn += 1
-            if self._now != "raw":
-                self._owed.append(self._now)
-        return self._now == "raw"
+    def _note(self, change: FrameChange) -> None:
+        with self._lock:
+            self._turn += not self._begun
+            self._begun = True
+            self._of_change[id(change)] = self._now
 
     @property
     def _now(self) -> str:
         return self._names[self._turn % len(self._names)]
 
+    def is_dense(self, changed: int, units: int) -> bool:
+        """Whether it is the turn of `raw`."""
+        del changed, units
+        return self._now == "raw"
+
     def choose(self, pilot: Sequence[FrameChange], context: Codec | None = None, *, table_changes: int = 1) -> Codec:
-        """The codec whose turn it was; `sparse` where a dtype has no context."""
-        del pilot, table_changes
-        name = self._owed.popleft()
+        """The codec whose turn it was when the change was found; `sparse` where a dtype has no context."""
+        del table_changes
+        name = self._of_change[id(pilot[0])]
         if name != CONTEXT:
             return codec_named(name)
         return context or codec_named("sparse")
