@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import weakref
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from syncline.delta import CodecChoice, DeltaEncoder, scatter, stage_tensor
-from syncline.wire.tensors import TensorSpec
+from syncline.delta.grouping import KINDS_MOST
+from syncline.wire.chunk import parse
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
 
 FRAMES = 40
 
@@ -80,3 +84,39 @@ def test_an_encoder_keeps_no_tensor_alive_of_which_it_holds_a_few_changes(make_w
     del new
     assert gone() is None
     assert 1 == encoder.finish().statistics.changed_units
+
+
+def many_tensors(names: list[str], *, most: int, **settings: Any) -> list[bytes]:
+    """Chunks of a delta that changes a little in each, and takes at most so much memory until it is finished."""
+    table = TensorTable(tensors=[TensorSpec(name=n, dtype="BF16", shape=[8], axis=0) for n in sorted(names)])
+    old = np.zeros(8, np.uint16)
+    new = old.copy()
+    new[3] = 1
+    chunks: list[bytes] = []
+    encoder = DeltaEncoder(
+        table, Tiling(), nonce=lambda: bytes(16), sink=lambda _, data: chunks.append(data), **settings
+    )
+    encoder.add(0, old, new)  # compiles
+    tracemalloc.start()
+    try:
+        for tensor in range(1, len(names)):
+            encoder.add(tensor, old, new)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    assert len(names) == encoder.finish().statistics.changed_tensors
+    return chunks
+
+
+def test_small_tensors_count_for_what_they_take_while_they_are_held() -> None:
+    held = 1 << 20  # the changes alone are 24,000 bytes
+    many_tensors(
+        [f"{i}.norm" for i in range(3000)], most=2 * held, held_bytes=held, choice=CodecChoice(forced="sparse")
+    )
+
+
+def test_names_that_say_nothing_cost_no_table_each_and_no_comparison_of_all_with_all() -> None:
+    letters = "abcdefghij"
+    names = ["".join(letters[int(d)] for d in f"{i:03d}") for i in range(2 * KINDS_MOST)]
+    (chunk,) = map(parse, many_tensors(names, most=(KINDS_MOST + 4) << 19))
+    assert list(range(len(names))) == [section.tensor for section in chunk.sections]

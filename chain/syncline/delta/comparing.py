@@ -22,6 +22,8 @@ Units = NDArray[np.unsignedinteger]
 BATCH_FRAMES = 64
 """Frames that are compared at a time, at most. Scratch is held a thread, not a frame."""
 PILOT_FRAMES = 3
+FRAME_BYTES = 4096
+"""What a held frame takes beside its arrays' content, about: of a hundred thousand small tensors it is most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class ComparedFrame:
     @property
     def nbytes(self) -> int:
         """What it holds in memory."""
-        return self.change.positions.nbytes + self.change.before.nbytes + self.change.after.nbytes
+        return FRAME_BYTES + self.change.positions.nbytes + self.change.before.nbytes + self.change.after.nbytes
 
 
 def _whole(base: Callable[[], Units], found: kernels.Difference) -> Units:

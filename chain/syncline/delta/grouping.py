@@ -20,8 +20,9 @@ from syncline.codecs.context.counts import count_symbols, count_units
 from syncline.codecs.context.sharing import Kind, kind_of, share_tables
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
-from syncline.delta.comparing import ComparedFrame
+from syncline.delta.comparing import FRAME_BYTES, ComparedFrame
 from syncline.delta.parallel import in_order
+from syncline.kernels.clock import Alphabet
 from syncline.wire.chunk import EncodedFrame
 from syncline.wire.limits import CODEC_SPARSE
 from syncline.wire.tensors import TensorSpec
@@ -34,6 +35,8 @@ SPAN_BYTES = 256 << 20
 """Base weights that a group spans, at most. Tables cost nothing beside so much."""
 MAPPED_SPAN_BYTES = 32 << 20
 """The same where the base is a mapped file: its pages are read again when the group is encoded, and count as memory until then."""
+KINDS_MOST = 32
+"""Kinds that a group tells apart: to compare them costs by the cube of their number, and half a megabyte each."""
 Take = Callable[[int, Codec, EncodedFrame], None]
 
 
@@ -46,6 +49,8 @@ class _Run:
     units: int
     """Of all its frames, changed or not."""
     frames: list[ComparedFrame]
+    kind: Kind | None = None
+    """What it shares tables with; None where the context coder does not have its dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +101,16 @@ class Group:
         alphabet = ALPHABETS.get(spec.dtype)
         if alphabet is None or not self._choice.takes_context:
             return
-        kind = self._kinds.setdefault(kind_of(spec.dtype, spec.name), Kind(alphabet))
+        run.kind = kind = self._kind(spec, alphabet)
         for frame in frames:
             count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
         kind.counts.units[:] += count_units(alphabet, old) * units // max(old.size, 1)
+
+    def _kind(self, spec: TensorSpec, alphabet: Alphabet) -> Kind:
+        name = kind_of(spec.dtype, spec.name)
+        if name not in self._kinds and len(self._kinds) >= KINDS_MOST:
+            name = spec.dtype  # names that say nothing: whatever else there is of the dtype is one kind
+        return self._kinds.setdefault(name, Kind(alphabet))
 
     def pass_on(self, tensor: int, codec: Codec, frame: EncodedFrame, take: Take) -> None:
         """Let an encoded frame follow what is held: at once where nothing is. A dense tensor between others costs them no table."""
@@ -107,7 +118,7 @@ class Group:
             take(tensor, codec, frame)
             return
         self._runs.append(_Ready(tensor, codec, frame))
-        self._held += len(frame.payload)
+        self._held += FRAME_BYTES + len(frame.payload)
 
     def encode(self, take: Take) -> None:
         """Encode everything that is held, in order, and hold nothing."""
@@ -117,8 +128,7 @@ class Group:
                 take(run.tensor, run.codec, run.frame)
                 continue
             pilot = [frame.change for frame in run.frames]
-            kind = self._kinds.get(kind_of(run.spec.dtype, run.spec.name))
-            codec = self._choice.choose(pilot, _context(kind, run), table_changes=kind.sharing if kind else 1)
+            codec = self._choice.choose(pilot, _context(run), table_changes=run.kind.sharing if run.kind else 1)
             for frame, (used, payload) in zip(
                 run.frames, in_order(self._executor, partial(_code, codec), pilot), strict=True
             ):
@@ -126,7 +136,8 @@ class Group:
         self._runs, self._kinds, self._held, self._span = [], {}, 0, 0
 
 
-def _context(kind: Kind | None, run: _Run) -> Codec | None:
+def _context(run: _Run) -> Codec | None:
+    kind = run.kind
     if kind is None or kind.table is None:
         return None
     changed = sum(frame.change.positions.size for frame in run.frames)
