@@ -15,7 +15,7 @@ from syncline.codecs.context.codec import ContextCodec
 from syncline.codecs.context.table import ContextTable
 from syncline.kernels.gpu import encode as encoding
 from syncline.kernels.gpu import reference_encode as plain
-from syncline.kernels.gpu.batch import UNIT_TYPES, DeviceTable, FrameBatch, Walk
+from syncline.kernels.gpu.batch import UNIT_TYPES, DeviceTable, FrameBatch, Walk, walk_of
 from syncline.kernels.gpu.compact import compact, payload_offsets
 from syncline.kernels.gpu.encode import CODED, FULL, UNCODABLE, EncodeScratch, LaneWords, encode
 from syncline.kernels.gpu.host import reached_from
@@ -135,6 +135,13 @@ def test_plain_coder_and_cpu_codec_make_the_same_bytes(dtype: str) -> None:
     old, new = weights(dtype, [frame], 0.1)
     table = a_table(17, 200_000)
     assert cpu_payload(old, new, frame, dtype, table, 10) == expected(old, new, frame, dtype, table, 2)
+
+
+def test_a_frame_tells_the_way_through_it() -> None:
+    flat = torch.zeros(1024, dtype=torch.int16)
+    frames = [Frame(8, 1, 64, 64), Frame(8, 4, 16, 64), Frame(8, 4, 16, 63), Frame(8, 1, 63, 63), Frame(4, 1, 64, 64)]
+    assert [Walk.FLAT, Walk.ROWS, Walk.ANY, Walk.ANY, Walk.ANY] == [walk_of(flat, frame) for frame in frames]
+    assert Walk.ANY == walk_of(flat[1:], Frame(7, 1, 64, 64))
 
 
 def test_every_unit_may_change() -> None:

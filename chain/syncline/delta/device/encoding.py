@@ -28,7 +28,8 @@ from syncline.delta.choice import CodecChoice
 from syncline.delta.device.memory import host_frame
 from syncline.delta.encode import DeltaTotals, EncodedDelta
 from syncline.delta.packing import Packer
-from syncline.kernels.gpu.batch import DeviceTable, FrameBatch, unit_view
+from syncline.kernels.clock import Alphabet
+from syncline.kernels.gpu.batch import DeviceTable, FrameBatch, Walk, unit_view, walk_of
 from syncline.kernels.gpu.compact import compact, payload_offsets
 from syncline.kernels.gpu.counts import DeviceCounts, count
 from syncline.kernels.gpu.encode import CODED, EncodeScratch, LaneWords, encode
@@ -167,7 +168,7 @@ class DeviceEncoder:
             else:
                 kinds[name] = (kind, frames, changed, units)
         share_tables((kind for kind, *_ in kinds.values()), exact=False)
-        jobs: dict[tuple[bytes, int, int], _Job] = {}
+        jobs: dict[tuple[Alphabet, bytes, int, int, Walk], _Job] = {}
         for kind, frames, changed, units in kinds.values():
             assert kind.table is not None
             codec = ContextCodec(kind.table, kind.alphabet, lane_shift(max(changed, 1), units))
@@ -175,10 +176,12 @@ class DeviceEncoder:
             for held, index, frame in frames:
                 lanes = lanes_of(frame.units, codec.lane_shift)
                 words = int(_ROOM * frame.units / lanes * bits / 16) + 64
-                job = jobs.setdefault((kind.table.data, lanes, codec.lane_shift), _Job(codec, lanes, 0, []))
+                walk = max(walk_of(held.old, frame), walk_of(held.new, frame))
+                launch = (kind.alphabet, kind.table.data, codec.lane_shift, lanes, walk)
+                job = jobs.setdefault(launch, _Job(codec, lanes, 0, []))
                 job.frames.append((held, index, frame))
                 if words > job.words:
-                    jobs[kind.table.data, lanes, codec.lane_shift] = _Job(codec, lanes, words, job.frames)
+                    jobs[launch] = _Job(codec, lanes, words, job.frames)
         return list(jobs.values()), left
 
     def _count(self, frames: Sequence[tuple[_Held, int, Frame]]) -> Counts:

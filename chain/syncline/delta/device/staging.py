@@ -22,7 +22,7 @@ from syncline.delta.device.memory import host_frame
 from syncline.delta.parsed import CodedFrame, Delta
 from syncline.errors import FrameCorrupt
 from syncline.kernels.gpu import scatter as commit
-from syncline.kernels.gpu.batch import CodedFrames, DeviceTable, FrameBatch, Staged, unit_view
+from syncline.kernels.gpu.batch import CodedFrames, DeviceTable, FrameBatch, Staged, Walk, unit_view, walk_of
 from syncline.kernels.gpu.decode import decode
 from syncline.kernels.gpu.digest import TensorPlaces, change_digest, sweep
 from syncline.wire.digest import MASK64, Digest, seeds, total
@@ -83,7 +83,7 @@ def stage(table: TensorTable, tiling: Tiling, live: Callable[[int], Tensor], del
 
     FrameCorrupt, naming tensor and frame, when a payload does not decode against these weights.
     """
-    by_launch: dict[tuple[int, int], list[_Member]] = {}
+    by_launch: dict[tuple[int, int, Walk], list[_Member]] = {}
     on_host: list[_Member] = []
     for tensor in delta.tensors:
         spec = table.tensors[tensor]
@@ -92,7 +92,8 @@ def stage(table: TensorTable, tiling: Tiling, live: Callable[[int], Tensor], del
             member = _Member(tensor, spec, index, grid.frame(index), coded)
             if isinstance(coded.codec, ContextCodec):
                 lanes = lanes_of(member.frame.units, coded.codec.lane_shift)
-                by_launch.setdefault((id(coded.codec), lanes), []).append(member)
+                walk = walk_of(live(tensor), member.frame)
+                by_launch.setdefault((id(coded.codec), lanes, walk), []).append(member)
             else:
                 on_host.append(member)
     parts: list[_Part] = []

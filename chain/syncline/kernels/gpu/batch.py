@@ -202,6 +202,14 @@ class Staged:
         )
 
 
+def walk_of(tensor: Tensor, frame: Frame) -> Walk:
+    """The way through a frame of a contiguous tensor. A launch goes the slowest way of its frames: keep unlike ones apart."""
+    flat = unit_view(tensor)
+    if flat.data_ptr() % PIECE_BYTES:
+        return Walk.ANY
+    return _walk(frame, flat.data_ptr() + frame.base * flat.element_size(), flat.element_size())
+
+
 def unit_view(tensor: Tensor) -> Tensor:
     """Flat integer view of a contiguous tensor's units, without a copy."""
     if not tensor.is_contiguous():
