@@ -1,0 +1,142 @@
+"""A delta made of tensors on the device is one that a host reads, and the other way round: same bits, same digests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from syncline.delta import CodecChoice, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
+from syncline.delta.device.encoding import DeviceEncoder
+from syncline.delta.device.staging import digest, stage
+from syncline.errors import FrameCorrupt
+from syncline.wire.records import ChunkRef
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
+
+CPU = torch.device("cpu")
+TILING = Tiling(min_units=128, max_units=512, ways=2)
+Units = NDArray[np.unsignedinteger]
+
+
+def every_path() -> TensorTable:
+    """Rows, columns, odd lengths, each unit width, an empty tensor, one of eight bytes a unit."""
+    specs = [
+        TensorSpec(name="a.0.rows", dtype="BF16", shape=[16, 24], axis=0),
+        TensorSpec(name="a.1.rows", dtype="BF16", shape=[16, 24], axis=0),
+        TensorSpec(name="b.columns", dtype="BF16", shape=[8, 96], axis=1),
+        TensorSpec(name="c.odd", dtype="BF16", shape=[7, 37], axis=1),
+        TensorSpec(name="d.codes", dtype="F8_E4M3", shape=[16, 32], axis=0),
+        TensorSpec(name="e.wide", dtype="F32", shape=[150], axis=0),
+        TensorSpec(name="f.indices", dtype="I64", shape=[40], axis=0),
+        TensorSpec(name="g.empty", dtype="BF16", shape=[0, 8], axis=0),
+    ]
+    return TensorTable(tensors=specs)
+
+
+def draw(table: TensorTable, share: float) -> tuple[list[Units], list[Units]]:
+    random = np.random.default_rng(1)
+    old = [np.frombuffer(random.bytes(t.size_bytes), f"u{t.unit_bytes}").copy() for t in table.tensors]
+    new = []
+    for flat in old:
+        step = np.where(random.random(flat.size) < 0.9, 1, random.integers(1, 120, flat.size)).astype(flat.dtype)
+        new.append(np.where(random.random(flat.size) < share, flat + step, flat))
+    return old, new
+
+
+def tensor(flat: Units) -> torch.Tensor:
+    kind = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[flat.itemsize]
+    return torch.from_numpy(flat.copy().view(kind))
+
+
+def from_device(
+    table: TensorTable, old: list[Units], new: list[Units], **options: object
+) -> list[tuple[ChunkRef, bytes]]:
+    chunks: list[tuple[ChunkRef, bytes]] = []
+    encoder = DeviceEncoder(
+        table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda ref, data: chunks.append((ref, data)), **options
+    )  # type: ignore[arg-type]
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        encoder.add(number, tensor(before), tensor(after))
+    changed = sum(int(np.count_nonzero(a != b)) for a, b in zip(old, new, strict=True))
+    assert changed == encoder.finish().statistics.changed_units
+    return chunks
+
+
+def from_host(
+    table: TensorTable, old: list[Units], new: list[Units], codec: str | None
+) -> list[tuple[ChunkRef, bytes]]:
+    chunks: list[tuple[ChunkRef, bytes]] = []
+    encoder = DeltaEncoder(
+        table,
+        TILING,
+        nonce=lambda: bytes(16),
+        sink=lambda ref, data: chunks.append((ref, data)),
+        choice=CodecChoice(forced=codec),
+    )
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        encoder.add(number, before, after)
+    encoder.finish()
+    return chunks
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.9])
+def test_what_a_device_encodes_a_host_decodes(share: float) -> None:
+    table = every_path()
+    old, new = draw(table, share)
+    delta = Delta.parse(table, TILING, from_device(table, old, new, group_bytes=3000, scratch_bytes=8192))
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        staged = stage_tensor(table, TILING, number, before, [delta])
+        scatter(table.tensors[number], TILING, before, staged)
+        assert np.array_equal(after, before)
+    codecs = {frame.codec.name for number in delta.tensors for frame in delta.frames(number).values()}
+    assert ("context" in codecs) == (share == 0.02)
+
+
+@pytest.mark.parametrize("codec", [None, "context", "sparse"])
+def test_what_a_host_encodes_a_device_decodes_commits_and_takes_back(codec: str | None) -> None:
+    table = every_path()
+    old, new = draw(table, 0.03)
+    live = [tensor(flat) for flat in old]
+    staged = stage(table, TILING, live.__getitem__, Delta.parse(table, TILING, from_host(table, old, new, codec)))
+    assert all(torch.equal(tensor(a), b) for a, b in zip(old, live, strict=True))
+    for number, spec in enumerate(table.tensors):
+        before, after = (digest_tensor(spec, flat) for flat in (old[number], new[number]))
+        assert after == before + staged.digest_changes.get(number, before - before)
+        assert before == digest(spec, TILING, live[number])
+    assert not staged.stands()
+    staged.scatter()
+    assert staged.stands()
+    assert all(torch.equal(tensor(a), b) for a, b in zip(new, live, strict=True))
+    staged.undo()
+    assert all(torch.equal(tensor(a), b) for a, b in zip(old, live, strict=True))
+
+
+@pytest.mark.parametrize("codec", ["context", "sparse"])
+def test_another_base_is_corrupt_by_name_and_nothing_is_written(codec: str) -> None:
+    table = every_path()
+    old, new = draw(table, 0.03)
+    delta = Delta.parse(table, TILING, from_host(table, old, new, codec))
+    live = [tensor(after if codec == "sparse" else before ^ 0x55) for before, after in zip(old, new, strict=True)]
+    kept = [flat.clone() for flat in live]
+    with pytest.raises(FrameCorrupt, match=r"frame \d+ of [a-g]\."):
+        stage(table, TILING, live.__getitem__, delta)
+    assert all(torch.equal(a, b) for a, b in zip(kept, live, strict=True))
+
+
+def test_values_that_are_no_number_are_counted_among_the_changes() -> None:
+    table = TensorTable(tensors=[TensorSpec(name="w", dtype="BF16", shape=[64], axis=0)])
+    old = np.full(64, 0x7F80, np.uint16)
+    new = old.copy()
+    new[3], new[9] = 0xFFC1, 0x3F80
+    encoder = DeviceEncoder(table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda *_: None)
+    assert 1 == encoder.add(0, tensor(old), tensor(new))
+    assert 1 == encoder.finish().statistics.nonfinite
+
+
+def test_tensors_of_another_size_are_refused() -> None:
+    table = TensorTable(tensors=[TensorSpec(name="w", dtype="BF16", shape=[64], axis=0)])
+    encoder = DeviceEncoder(table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda *_: None)
+    with pytest.raises(ValueError, match="w: 64 and 63 units, not 64"):
+        encoder.add(0, torch.zeros(64, dtype=torch.int16), torch.zeros(63, dtype=torch.int16))

@@ -1,0 +1,68 @@
+"""A publisher whose base is on a device commits what a publisher in host memory would, and finds its way back after a restart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from syncline.chain import ChainReader
+from syncline.checkpoint import materialize
+from syncline.clock import SystemClock
+from syncline.errors import DigestMismatch
+from syncline.store.memory import MemoryStore
+from syncline_distributor import Publisher
+from syncline_distributor.device_base import DeviceBase
+from syncline_distributor.settings import PublishSettings
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    """A layer, a tied pair and a tensor of eight bytes a unit; a step moves every master a little."""
+    draw = torch.Generator().manual_seed(0)
+    masters = {f"layers.{n}.w": torch.randn(8, 16, generator=draw) * 0.02 for n in range(1)}
+    masters["embed.weight"] = torch.randn(4, 16, generator=draw) * 0.02
+    served = {name: (tensor + 2e-4 * step).bfloat16() for name, tensor in masters.items()}
+    served["head.weight"] = served["embed.weight"]
+    served["scales"] = torch.full((3,), 1.0 + step, dtype=torch.float64)
+    return served
+
+
+def test_versions_from_a_device_have_the_digests_of_those_from_the_host_and_can_be_followed(tmp_path) -> None:
+    host, device = MemoryStore(SystemClock()), MemoryStore(SystemClock())
+    for store, publisher in (
+        (host, Publisher(host, "run", files={"config.json": b"{}"})),
+        (device, Publisher(device, "run", files={"config.json": b"{}"}, device="cpu")),
+    ):
+        for step in range(2):
+            publisher.publish(weights(step), step=step)
+        assert 2 == ChainReader(store, "run", "main").manifest(2).version
+    manifests = [ChainReader(store, "run", "main").manifest(2) for store in (host, device)]
+    assert manifests[0].digest == manifests[1].digest
+    assert manifests[0].statistics.changed_units == manifests[1].statistics.changed_units
+    checkpoint = materialize(ChainReader(device, "run", "main"), 2, tmp_path / "checkpoint")
+    expected = weights(1)["layers.0.w"].view(torch.int16).numpy().reshape(-1)
+    assert expected.tobytes() == checkpoint.units("layers.0.w").tobytes()
+
+
+def test_a_restarted_publisher_loads_its_base_onto_the_device() -> None:
+    store = MemoryStore(SystemClock())
+    first = Publisher(store, "run", files={"config.json": b"{}"})
+    first.publish(weights(0))
+    again = Publisher(store, "run", files={"config.json": b"{}"}, device="cpu")
+    published = again.publish(weights(1))
+    assert published.manifest.base is not None
+    fresh = DeviceBase("cpu")
+    fresh.load(ChainReader(store, "run", "main"), published.manifest)  # proves the digest of each tensor
+    assert published.manifest.version == fresh.manifest.version
+
+
+def test_a_base_that_was_damaged_on_the_device_is_found_before_anything_is_published() -> None:
+    store = MemoryStore(SystemClock())
+    base = DeviceBase("cpu")
+    publisher = Publisher(
+        store, "run", base=base, files={"config.json": b"{}"}, settings=PublishSettings(verify_every=1)
+    )
+    publisher.publish(weights(0))
+    base.held(0)[5] ^= 1
+    with pytest.raises(DigestMismatch, match="base was damaged and is dropped"):
+        publisher.publish(weights(1))
+    assert 2 == publisher.publish(weights(1)).manifest.version
