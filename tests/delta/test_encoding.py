@@ -128,10 +128,11 @@ def test_a_dense_change_goes_raw(make_weights: Any) -> None:
     assert {"raw": encoded.delta.statistics.changed_units} == encoded.delta.statistics.codecs
 
 
-def test_a_dense_tensor_between_others_costs_them_no_table_of_their_own() -> None:
+@pytest.mark.parametrize("units", [1, 1 << 15])
+def test_a_dense_tensor_between_others_costs_them_no_table_of_their_own(units: int) -> None:
     # A scale that moves at every step stands between the matrices of an NVFP4 model.
     names = [f"{i}.{ending}" for i in range(3) for ending in ("weight", "weight_scale")]
-    shapes = {name: [1] if name.endswith("scale") else [1 << 16] for name in names}
+    shapes = {name: [units] if name.endswith("scale") else [1 << 16] for name in names}
     table = TensorTable(
         tensors=[
             TensorSpec(name=n, dtype="F32" if n.endswith("scale") else "BF16", shape=s, axis=0)
@@ -144,13 +145,21 @@ def test_a_dense_tensor_between_others_costs_them_no_table_of_their_own() -> Non
     for tensor, spec in enumerate(table.tensors):
         drawn = random.standard_normal(spec.units, np.float32).view(np.uint32)
         old = drawn if spec.unit_bytes == 4 else (drawn >> 16).astype(np.uint16)
-        moved = random.random(old.size) < (0.01 if old.size > 1 else 1)
+        moved = random.random(old.size) < (0.01 if spec.dtype == "BF16" else 1)
         encoder.add(tensor, old, old + moved.astype(old.dtype))
     statistics = encoder.finish().statistics
-    assert {"raw": 3, "context": statistics.changed_units - 3} == statistics.codecs
+    assert {"raw": 3 * units, "context": statistics.changed_units - 3 * units} == statistics.codecs
     (chunk,) = map(parse, chunks)
     assert 1 == len(chunk.tables)
     assert list(range(6)) == [section.tensor for section in chunk.sections]
+
+
+def test_small_scales_that_all_move_a_little_go_by_context(make_weights: Any) -> None:
+    scales = make_weights([32, 32], dtype="F32")
+    old = np.random.default_rng(0).standard_normal(1024, np.float32).view(np.uint32)
+    encoded = scales.encode([old], [old + 1 + np.arange(1024, dtype=np.uint32) % 3])
+    assert {"context": 1024} == encoded.delta.statistics.codecs
+    assert encoded.delta.statistics.payload_bytes < 1024
 
 
 def test_a_change_that_nothing_predicts_goes_sparse(make_weights: Any) -> None:

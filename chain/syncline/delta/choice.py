@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.registry import CODECS, codec_named
 from syncline.delta.comparing import PILOT_FRAMES
-from syncline.wire.limits import CODEC_CONTEXT, CODEC_NAMES, CODEC_RAW
+from syncline.wire.limits import CODEC_CONTEXT, CODEC_NAMES, CODEC_RAW, FRAME_MIN_UNITS
 
+SMALL_UNITS = FRAME_MIN_UNITS
+"""Tensors below it (norms, scales) are never taken for dense: their few changes cost no time, so every codec is weighed."""
 PILOT_UNITS = 1 << 16
 """Of each pilot frame: a change's cost is told by a few hundred changes as well as by ten thousand."""
 
@@ -25,7 +27,7 @@ class CodecChoice:
     cores: int = 16
     """That share the work on either side; frames are independent."""
     dense_ratio: float = 0.75
-    """Share changed from which a tensor goes `raw` without a pilot (high learning rates, Muon)."""
+    """Share changed from which a tensor that is not small goes `raw` without a pilot (high learning rates, Muon)."""
 
     @property
     def takes_context(self) -> bool:
@@ -48,7 +50,8 @@ class CodecChoice:
         pilot = pilot[:PILOT_FRAMES]
         units = sum(change.units for change in pilot)
         changed = sum(change.positions.size for change in pilot)
-        if self.is_dense(changed, units):
+        dense = self.is_dense(changed, units)
+        if dense and units >= SMALL_UNITS:
             return CODECS[CODEC_RAW]
         heads = [change.head(PILOT_UNITS) for change in pilot]
         sample = [head for head in heads if head.positions.size] or [pilot[0]]
@@ -59,7 +62,8 @@ class CodecChoice:
             return (units * codec.seconds_per_unit + changed * codec.seconds_per_change) / self.cores
 
         # raw always loses below the dense threshold; leaving it out saves a copy of every pilot frame
-        candidates = [codec for codec in (*CODECS.values(), context) if codec is not None and codec.id != CODEC_RAW]
+        weighed = [codec for codec in CODECS.values() if dense or codec.id != CODEC_RAW]
+        candidates = weighed if context is None else [*weighed, context]
         best, least = CODECS[CODEC_RAW], float("inf")
         for codec in sorted(candidates, key=seconds):
             if seconds(codec) >= least:

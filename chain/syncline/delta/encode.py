@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncline.codecs.base import Codec
 from syncline.codecs.registry import CODECS
-from syncline.delta.choice import CodecChoice
+from syncline.delta.choice import SMALL_UNITS, CodecChoice
 from syncline.delta.comparing import TensorComparison
 from syncline.delta.grouping import HELD_BYTES, SPAN_BYTES, Group
 from syncline.delta.packing import Packer
@@ -123,9 +123,10 @@ class DeltaEncoder:
             digest_change = total([digest_change, *(frame.digest_change for frame in compared)])
             units = sum(comparison.grid.frame(index).units for index in batch)
             moved = sum(int(frame.change.positions.size) for frame in compared)
-            if compared and self._choice.is_dense(moved, sum(frame.change.units for frame in compared)):
+            large = bool(compared) and spec.units >= SMALL_UNITS
+            if large and self._choice.is_dense(moved, sum(frame.change.units for frame in compared)):
                 raw = CODECS[CODEC_RAW]
-                for frame in compared:  # encoded now: the new weights may not be here when the group is
+                for frame in compared:  # encoded now: so many changes are more to hold than what they are sent as
                     self._group.pass_on(
                         tensor,
                         raw,
