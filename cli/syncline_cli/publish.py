@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from syncline.errors import FormatInvalid
 from syncline_cli.context import WORKING, JsonOption, RunOption, StoreOption, ViewOption, manifest_of, opened
 from syncline_cli.history import summary
 from syncline_cli.output import size
@@ -16,7 +17,7 @@ from syncline_distributor.accepting import check_is_checkpoint
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.publisher import Publisher
-from syncline_distributor.settings import NonFinite, PublishSettings
+from syncline_distributor.settings import AUTO, NonFinite, PublishSettings, codec_choice
 
 
 def publish(
@@ -42,13 +43,20 @@ def publish(
     refuse_nonfinite: Annotated[
         bool, typer.Option("--refuse-nonfinite", help="Refuse weights with NaN or Inf.")
     ] = False,
+    codec: Annotated[
+        str, typer.Option("--codec", help="auto: the cheapest for each tensor; or context, sparse, xor-zstd, …")
+    ] = AUTO,
     as_json: JsonOption = False,
 ) -> None:
     """Publish a checkpoint folder as the next version of a run; the run is created when it does not exist."""
     labels = _labels(label or [])
+    try:
+        choice = codec_choice(codec)
+    except FormatInvalid as error:
+        raise typer.BadParameter(str(error), param_hint="--codec") from None
     check_is_checkpoint(folder)
     at = opened(store, run, view, as_json, patience=WORKING)
-    settings = PublishSettings(nonfinite=NonFinite.REFUSE if refuse_nonfinite else NonFinite.PUBLISH)
+    settings = PublishSettings(nonfinite=NonFinite.REFUSE if refuse_nonfinite else NonFinite.PUBLISH, choice=choice)
     with (
         FolderWeights(folder) as source,  # a folder that cannot be read must not cost the run an epoch
         tempfile.TemporaryDirectory(prefix="syncline-publish-") as scratch,

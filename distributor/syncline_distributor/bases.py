@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from syncline.chain import AnchorStep, ChainReader, plan
 from syncline.checkpoint import Checkpoint, materialize
 from syncline.checkpoint.advancing import PUBLISHER_POINTS
-from syncline.delta import MAPPED_SPAN_BYTES, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
+from syncline.delta import MAPPED_SPAN_BYTES, CodecChoice, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
 from syncline.errors import DigestMismatch, FormatInvalid
 from syncline.versions import Link
 from syncline.wire.digest import Digest
@@ -70,7 +70,13 @@ class Base(Protocol):
         ...
 
     def step(
-        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+        self,
+        table: TensorTable,
+        tiling: Tiling,
+        *,
+        choice: CodecChoice,
+        nonce: Callable[[], bytes],
+        sink: Callable[[ChunkRef, bytes], None],
     ) -> StepEncoder:
         """An encoder of the next delta against what is held."""
         ...
@@ -121,12 +127,18 @@ class MemoryBase:
         return self._units[tensor]
 
     def step(
-        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+        self,
+        table: TensorTable,
+        tiling: Tiling,
+        *,
+        choice: CodecChoice,
+        nonce: Callable[[], bytes],
+        sink: Callable[[ChunkRef, bytes], None],
     ) -> StepEncoder:
         return HostStep(
             self,
             table,
-            DeltaEncoder(table, tiling, nonce=nonce, sink=sink, executor=self._executor),
+            DeltaEncoder(table, tiling, choice=choice, nonce=nonce, sink=sink, executor=self._executor),
             executor=self._executor,
         )
 
@@ -237,12 +249,26 @@ class DiskBase:
         return self._checkpoint.units(self.table.tensors[tensor].name)
 
     def step(
-        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+        self,
+        table: TensorTable,
+        tiling: Tiling,
+        *,
+        choice: CodecChoice,
+        nonce: Callable[[], bytes],
+        sink: Callable[[ChunkRef, bytes], None],
     ) -> StepEncoder:
         return HostStep(
             self,
             table,
-            DeltaEncoder(table, tiling, nonce=nonce, sink=sink, executor=self._executor, span_bytes=MAPPED_SPAN_BYTES),
+            DeltaEncoder(
+                table,
+                tiling,
+                choice=choice,
+                nonce=nonce,
+                sink=sink,
+                executor=self._executor,
+                span_bytes=MAPPED_SPAN_BYTES,
+            ),
             executor=self._executor,
         )
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from syncline.delta import Delta, EncodedDelta
+from syncline.delta import CodecChoice, Delta, EncodedDelta
 from syncline.delta.device.encoding import DeviceEncoder
 from syncline.delta.device.memory import to_device, to_host
 from syncline.delta.device.staging import digest, stage
@@ -45,9 +45,17 @@ class DeviceBase(MemoryBase):
         return self._units[tensor]
 
     def step(
-        self, table: TensorTable, tiling: Tiling, *, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None]
+        self,
+        table: TensorTable,
+        tiling: Tiling,
+        *,
+        choice: CodecChoice,
+        nonce: Callable[[], bytes],
+        sink: Callable[[ChunkRef, bytes], None],
     ) -> StepEncoder:
-        return DeviceStep(self, table, tiling, DeviceEncoder(table, tiling, device=self.device, nonce=nonce, sink=sink))
+        return DeviceStep(
+            self, table, tiling, DeviceEncoder(table, tiling, device=self.device, choice=choice, nonce=nonce, sink=sink)
+        )
 
     def _kept(self, units: NDArray[Any]) -> Tensor:
         return to_device(np.array(units, copy=True), self.device)

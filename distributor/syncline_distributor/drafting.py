@@ -81,7 +81,9 @@ class Drafter:
         assert base.manifest is not None
         base.spool.clear()
         table = source.table
-        step = base.step(table, self.tiling, nonce=lambda: self.random.randbytes(16), sink=uploads.put)
+        step = base.step(
+            table, self.tiling, choice=self.settings.choice, nonce=lambda: self.random.randbytes(16), sink=uploads.put
+        )
         digests = list(digests)
         for tensor, spec in enumerate(table.tensors):
             try:

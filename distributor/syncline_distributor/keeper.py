@@ -185,6 +185,7 @@ class Keeper:
             nonce=lambda: self.random.randbytes(16),
             sink=uploads.put,
             executor=self.executor,
+            choice=self.settings.choice,
             span_bytes=MAPPED_SPAN_BYTES,
         )
         digests = anchor.digests()

@@ -10,7 +10,9 @@ from pathlib import Path
 from syncline.errors import SynclineError
 from syncline.logs import LEVELS
 from syncline.store.keys import checked_name
+from syncline.wire.limits import CODEC_NAMES
 from syncline_distributor.settings import (
+    AUTO,
     LEASE_LEAST_S,
     AnchorSettings,
     Completion,
@@ -19,6 +21,7 @@ from syncline_distributor.settings import (
     RetentionSettings,
     ServiceSettings,
     WatchSettings,
+    codec_choice,
 )
 
 DESCRIPTION = """The trainer's side. `watch` publishes every checkpoint that a trainer writes; `serve` leaves publishing to the
@@ -62,6 +65,8 @@ def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
         ("host", "127.0.0.1", "address to listen on"),
         ("port", "0", "port to listen on; 0 takes a free one and logs it"),
         ("workers", "2", "threads that encode and decode"),
+        ("codec", AUTO, f"{AUTO}: the cheapest for each tensor; or {', '.join(CODEC_NAMES.values())}"),
+        ("link-mbit", "200", "link of most replicas, Mbit/s: where bytes are cheap, quicker codecs win"),
         ("anchor-every", str(anchors.anchor_every), "versions between anchors; 0 is never"),
         ("anchor-ratio", str(anchors.anchor_ratio), "anchor once deltas exceed this share of all weights; 0 is never"),
         ("skip-every", str(anchors.skip_every), "versions between skip deltas; 0 is never"),
@@ -105,6 +110,7 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
     if given.log_level not in LEVELS or given.log_format not in ("console", "json"):
         raise ValueError(f"--log-format is console or json, --log-level one of {', '.join(LEVELS)}")
     shard = _at_least(1, given.max_shard_bytes, "--max-shard-bytes")
+    choice = codec_choice(given.codec, link_mbit=_seconds(given.link_mbit, "--link-mbit", least=0.001))
     return ServiceSettings(
         store=given.store,
         run=checked_name(given.run, "run"),
@@ -120,11 +126,13 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
             nonfinite=NonFinite(given.nonfinite) if watching else NonFinite.PUBLISH,
             verify_every=_at_least(0, given.verify_every, "--verify-every") if watching else 0,
             max_shard_bytes=shard,
+            choice=choice,
         ),
         anchors=AnchorSettings(
             anchor_every=_at_least(0, given.anchor_every, "--anchor-every"),
             anchor_ratio=_seconds(given.anchor_ratio, "--anchor-ratio"),
             skip_every=_at_least(0, given.skip_every, "--skip-every"),
+            choice=choice,
             max_shard_bytes=shard,
         ),
         retention=RetentionSettings(

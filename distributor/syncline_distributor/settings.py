@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from syncline.delta import CodecChoice
+from syncline.errors import FormatInvalid
+from syncline.wire.limits import CODEC_NAMES
 from syncline.wire.tensors import COLUMN_SPLIT
 from syncline.wire.tiling import Tiling
 
@@ -34,6 +37,20 @@ class Completion(StrEnum):
     """A named file appears last."""
 
 
+AUTO = "auto"
+"""In place of a codec's name: the cheapest for each tensor."""
+
+
+def codec_choice(name: str, *, link_mbit: float = 200.0) -> CodecChoice:
+    """The choice of codecs from `auto` or a codec's name, and the link that most replicas sit behind, in Mbit/s.
+
+    FormatInvalid for a name that is no codec's.
+    """
+    if name != AUTO and name not in CODEC_NAMES.values():
+        raise FormatInvalid(f"codec {name!r} is not {AUTO} or one of {', '.join(CODEC_NAMES.values())}")
+    return CodecChoice(forced=None if name == AUTO else name, link_bytes_per_second=link_mbit * 1e6 / 8)
+
+
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
     """How versions are written."""
@@ -48,6 +65,8 @@ class PublishSettings:
     """Endings of tensor names whose split axis is the last one."""
     tiling: Tiling = field(default_factory=Tiling)
     """For a new run only; afterwards run.json decides."""
+    choice: CodecChoice = field(default_factory=CodecChoice)
+    """Which codec a tensor's changes get."""
     uploads: int = 4
     """Chunks on their way at once."""
     suspect_after_s: float = 30.0
@@ -66,6 +85,8 @@ class AnchorSettings:
     skip_every: int = 8
     """Versions between skip deltas; 0 is never."""
     max_shard_bytes: int = 4 << 30
+    choice: CodecChoice = field(default_factory=CodecChoice)
+    """Which codec a tensor's changes get in a skip delta."""
 
 
 @dataclass(frozen=True, slots=True)

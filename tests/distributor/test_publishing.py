@@ -28,6 +28,7 @@ from syncline.wire.records import pack_digests
 from syncline.wire.tiling import Tiling
 from syncline_distributor import Bits, NonFinite, Publisher, PublishSettings
 from syncline_distributor.bases import MemoryBase
+from syncline_distributor.settings import codec_choice
 from syncline_distributor.weights import mapping_weights
 
 Make = Callable[..., Publisher]
@@ -64,6 +65,17 @@ def test_the_first_version_is_whole_and_the_next_are_deltas(publisher: Make, tra
         == second.statistics.full_bytes
         == sum(b.units.nbytes for b in source.weights.values())
     )
+
+
+@pytest.mark.parametrize("disk", [None, "disk"])
+def test_the_codec_of_the_settings_is_the_codec_of_the_delta(publisher: Make, trainer: Any, disk: str | None) -> None:
+    source = trainer()
+    publish = publisher(disk=disk, settings=PublishSettings(choice=codec_choice("xor-zstd")))
+    publish.publish(source.weights)
+    statistics = publish.publish(source.step()).manifest.statistics
+    assert {"xor-zstd": statistics.changed_units} == statistics.codecs
+    with pytest.raises(FormatInvalid, match="codec 'zip' is not auto or one of raw, sparse"):
+        codec_choice("zip")
 
 
 def test_unchanged_weights_are_still_a_version(publisher: Make, trainer: Any) -> None:

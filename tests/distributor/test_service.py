@@ -44,6 +44,11 @@ def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
     )
     assert ("/src", NonFinite.REFUSE, "main") == (settings.source, settings.publish.nonfinite, settings.view)
     assert parse_settings(["serve", *NEEDED], {}).source is None
+    fast = parse_settings(["serve", *NEEDED, "--link-mbit", "80000"], {"SYNCLINE_CODEC": "sparse"})
+    assert (("sparse", 1e10), fast.publish.choice) == (
+        (fast.anchors.choice.forced, fast.anchors.choice.link_bytes_per_second),
+        fast.anchors.choice,
+    )
 
 
 def test_a_marker_sets_how_checkpoints_complete() -> None:
@@ -61,6 +66,8 @@ def test_a_marker_sets_how_checkpoints_complete() -> None:
         (["--lease-seconds", "-3"], "--lease-seconds"),
         (["--retention", "maybe"], "on or off"),
         (["--keep-anchors", "0"], "--keep-anchors is at least 1"),
+        (["--codec", "zip"], "codec 'zip' is not auto or one of"),
+        (["--link-mbit", "0"], "--link-mbit is a number of at least 0.001"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_status_2(
