@@ -266,3 +266,10 @@ def test_frames_in_host_memory_are_taken_from_pinned_memory_only() -> None:
     after = FrameBatch.of([new], [(0, frame) for frame in FLAT[:2]])
     encode(near, after, ALPHABETS["BF16"], device_table(a_table()), out, EncodeScratch.of(CPU))
     assert [expected(old, new, frame, "BF16", a_table(), 1) for frame in FLAT[:2]] == payloads(out)
+
+
+def test_no_frames_are_no_work() -> None:
+    none = FrameBatch.of([torch.zeros(8, dtype=torch.int16)], [])
+    out = LaneWords.empty(0, 4, 10, CPU)
+    encode(none, none, ALPHABETS["BF16"], device_table(a_table()), out, EncodeScratch.of(CPU))
+    assert [] == payloads(out)

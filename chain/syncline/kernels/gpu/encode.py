@@ -86,7 +86,7 @@ def encode_kernel(
         length = tl.load(length_ptr + frame, mask=here, other=1)
         stride = tl.load(stride_ptr + frame, mask=here, other=0)
         units = tl.load(units_ptr + frame, mask=here, other=0)
-        inverse = 1.0 / length.to(tl.float32)
+        inverse = tl.div_rn(1.0, length.to(tl.float32))
         own = lane % L
         pieces = ((units + PIECE - 1) // PIECE + (L - 1 - own)) // L
         turn = tl.max(pieces, 0) - 1
@@ -195,7 +195,10 @@ def encode_kernel(
 
 @dataclass(frozen=True, slots=True)
 class EncodeScratch:
-    """What a launch works in, whatever the size of the weights: 32 lanes' queues a program, and whose turn it is."""
+    """What a launch works in, whatever the size of the weights: 32 lanes' queues a program, and whose turn it is.
+
+    For one launch after the other on a stream; launches on two streams need two.
+    """
 
     entries: Tensor
     held: Tensor
@@ -258,6 +261,8 @@ def encode(
     """
     if old.count != new.count or old.count != out.status.numel():
         raise ValueError(f"{old.count} old frames, {new.count} new ones, room for {out.status.numel()}")
+    if old.count == 0:
+        return
     walk = max(old.walk, new.walk)
     scratch.turn.zero_()
     encode_kernel[(min(scratch.programs, -(-old.count * out.lanes // LANES_MAX)),)](

@@ -71,8 +71,8 @@ def first_words(pointer, base, own, BITS: tl.constexpr, FLAT: tl.constexpr):
 
 @triton.jit
 def _row_start(position, length, inverse, stride):
-    """Offset of a frame-relative position below 2^21 from the frame's base, in units."""
-    # Exact in float32 there: the quotient's error stays below half of 1 / length.
+    """Offset of a frame-relative position, below 2^20, from the frame's base, in units."""
+    # Exact in float32 there: with an inverse that is rounded right the quotient's error stays far below half of 1 / length.
     row = ((position.to(tl.float32) + 0.5) * inverse).to(tl.int32)
     return row.to(tl.int64) * (stride - length) + position
 
