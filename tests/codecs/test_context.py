@@ -184,6 +184,27 @@ def test_damaged_payloads_are_corrupt_and_write_nothing_outside_the_frame(dtype:
             codec.decode(memoryview(bad), change.base().copy(), changed=change.positions.size)
 
 
+# Around the ends of a lane's block of 64 pieces, of a piece, and of 32 lanes.
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F8_E4M3"])
+@pytest.mark.parametrize("size", [255, 256, 257, 511, 513, 1023, 1025, 2049, 32_769, 65_535, 65_537])
+def test_frames_that_end_near_a_block_come_back_and_stay_inside_when_damaged(dtype: str, size: int) -> None:
+    change = draw(dtype, size, 0.05, seed=size)
+    last = change.base().copy()
+    last[-1] ^= last.dtype.type(1)
+    for one in (change, FrameChange.between(change.base(), last)):
+        codec = fitted(dtype, one)
+        assert comes_back(codec, one)
+        payload = bytearray(codec.encode(one))
+        random = np.random.default_rng(size)
+        for _ in range(5):
+            payload[random.integers(len(payload))] ^= 1 << random.integers(8)
+            whole = np.full(size + 128, 0x5A, codec.alphabet.unit)
+            whole[64:-64] = one.base()
+            with suppress(FrameCorrupt):
+                codec.decode(memoryview(payload), whole[64:-64], changed=one.positions.size)
+            assert np.all(whole[:64] == 0x5A) and np.all(whole[-64:] == 0x5A)
+
+
 def test_another_base_does_not_decode_to_the_promised_bits() -> None:
     change = draw("BF16", 5000, 0.05, seed=6)
     codec = fitted("BF16", change)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -17,6 +19,7 @@ from numba import types
 Signature = tuple[Any, ...]
 
 INT = types.int64
+U8 = types.uint8
 U16 = types.uint16
 U32 = types.uint32
 U64 = types.uint64
@@ -68,6 +71,15 @@ def _named(function: Callable[..., Any], dtype: np.dtype[Any]) -> Callable[..., 
     named = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    named.__qualname__ = "_".join([function.__qualname__, dtype.name, *(str(value) for value in enclosed)])
+    named.__qualname__ = "_".join([function.__qualname__, dtype.name, *(str(value) for value in enclosed), _sources()])
     named.__module__ = function.__module__
     return named
+
+
+@cache
+def _sources() -> str:
+    """Changes with any kernel's source: numba looks only at the file of the function itself, not at what it inlined from others."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]

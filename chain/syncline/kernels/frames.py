@@ -3,26 +3,27 @@
 Positions ascend, so the loops walk a frame's runs beside them and divide once a run, not once a position.
 """
 
-# pyright: basic
-# compiled functions have no annotations: numba infers their types at the call
+# pyright: basic, reportCallIssue=false
+# compiled functions have no annotations: numba infers their types at the call, and gives an intrinsic its first argument
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.kernels.compiling import INT, U32, U64, Signature, array, compiled
+from syncline.kernels.compiling import INT, U32, Signature, array, compiled
+from syncline.kernels.vectors import differing, lowest, ones
 from syncline.wire.tiling import Frame
 
 Units = NDArray[np.unsignedinteger]
 Positions = NDArray[np.uint32]
 
-_BLOCK = 8
-"""Words of 8 bytes compared at once: a cache line, so that one vector test skips what did not change."""
-_WORD = np.dtype(np.uint64)
+_BLOCK = 64
+"""Units compared at once: a bit each in a word."""
+_USUAL = 2
+"""Changes of a block that are written without looking whether there are so many: where few units change, most blocks have no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +55,18 @@ def view(flat: Units, frame: Frame) -> Units:
 
 def difference(old: Units, new: Units, frame: Frame) -> Difference:
     """Where two tensors differ inside a frame."""
-    lanes = 8 // old.itemsize
-    if frame.runs == 1 or any(n % lanes for n in (frame.base, frame.length, frame.stride, old.size, new.size)):
-        return contiguous_difference(view(old, frame), view(new, frame))
     _check_inside(old, frame)
     _check_inside(new, frame)
-    geometry = (frame.base // lanes, frame.runs, frame.length // lanes, frame.stride // lanes)
-    return _differing(old, new, geometry)
+    if old.dtype != new.dtype:
+        raise IndexError(f"{old.dtype} and {new.dtype} do not compare")
+    return _differing(old, new, frame)
 
 
 def contiguous_difference(old: Units, new: Units) -> Difference:
     """Where two contiguous frames differ."""
     if old.size != new.size or old.dtype != new.dtype:
         raise IndexError(f"frames of {old.size} {old.dtype} and {new.size} {new.dtype} do not compare")
-    lanes = 8 // old.itemsize
-    whole = old.size // lanes * lanes
-    found = _differing(old[:whole], new[:whole], (0, 1, whole // lanes, 0))
-    rest = np.flatnonzero(old[whole:] != new[whole:]) + whole
-    if rest.size == 0:
-        return found
-    tail = (rest.astype(np.uint32), old[rest], new[rest])
-    return Difference(*(np.concatenate(parts) for parts in zip(found.parts, tail, strict=True)))
+    return _differing(old, new, Frame(0, 1, old.size, 0))
 
 
 def take(flat: Units, frame: Frame, positions: Positions) -> Units:
@@ -97,13 +89,10 @@ def matches(flat: Units, frame: Frame, positions: Positions, values: Units) -> b
     return _matches(flat.dtype)(flat, positions, values, frame.base, frame.length, frame.stride) == 0
 
 
-def _differing(old: Units, new: Units, geometry: tuple[int, int, int, int]) -> Difference:
-    _, runs, length, _ = geometry
-    unit = old.dtype
-    lanes = 8 // unit.itemsize
-    # One more than can differ: the fill writes before it knows whether to keep. Pages that it does not reach cost nothing.
-    scratch = [np.empty(runs * length * lanes + 1, dtype) for dtype in (np.uint32, unit, unit)]
-    count = _diff[lanes](unit)(old.view(_WORD), new.view(_WORD), *geometry, *scratch)
+def _differing(old: Units, new: Units, frame: Frame) -> Difference:
+    # More than can differ: the fill writes before it knows whether to keep. Pages that it does not reach cost nothing.
+    scratch = [np.empty(frame.units + _BLOCK, dtype) for dtype in (np.uint32, old.dtype, old.dtype)]
+    count = _diff(old.dtype)(old, new, frame.base, frame.runs, frame.length, frame.stride, *scratch)
     return Difference(*(part[:count].copy() for part in scratch))
 
 
@@ -121,48 +110,33 @@ def _check_inside(flat: Units, frame: Frame) -> None:
         raise IndexError(f"{frame} does not fit a tensor of {flat.size} units")
 
 
-@nb.njit(inline="always")
-def _units_of(word_old, word_new, at, found, positions, before, after, lanes):
-    bits = 64 // lanes
-    mask = ~np.uint64(0) >> np.uint64(64 - bits)
-    for lane in range(lanes):  # writes always, moves on at a change: no branch to guess
-        unit_old = (word_old >> np.uint64(bits * lane)) & mask
-        unit_new = (word_new >> np.uint64(bits * lane)) & mask
-        positions[found] = at + lane
-        before[found] = unit_old
-        after[found] = unit_new
-        found += unit_old != unit_new
+def _diff_kernel(old, new, base, runs, length, stride, positions, before, after):
+    found = np.uint64(0)
+    whole = length // _BLOCK * _BLOCK
+    for run in range(runs):
+        row = base + run * stride
+        for start in range(0, whole, _BLOCK):
+            mask = differing(old, new, row + start)
+            first = found
+            found += np.uint64(ones(mask))
+            while True:
+                for _ in range(_USUAL):  # of no bit the place is that of the first: written, and written over
+                    lane = lowest(mask) & (_BLOCK - 1)
+                    at = np.uint64(row + start + lane)
+                    positions[first] = run * length + start + lane
+                    before[first] = old[at]
+                    after[first] = new[at]
+                    first += np.uint64(1)
+                    mask &= mask - np.uint64(1)
+                if mask == 0:
+                    break
+        for place in range(whole, length):
+            at = np.uint64(row + place)
+            positions[found] = run * length + place
+            before[found] = old[at]
+            after[found] = new[at]
+            found += np.uint64(old[at] != new[at])
     return found
-
-
-def _diff_kernel(lanes: int):
-    """The loop for words of so many units; a constant, so that the walk over a changed word unrolls."""
-
-    def kernel(old, new, base, runs, length, stride, positions, before, after):
-        found = 0
-        blocks = length // _BLOCK * _BLOCK
-        for run in range(runs):
-            row_old = old[base + run * stride : base + run * stride + length]
-            row_new = new[base + run * stride : base + run * stride + length]
-            first = run * length
-            for start in range(0, blocks, _BLOCK):
-                differs = np.uint64(0)
-                for j in range(_BLOCK):
-                    differs |= row_old[start + j] ^ row_new[start + j]
-                if differs == 0:
-                    continue
-                for j in range(_BLOCK):
-                    a, b = row_old[start + j], row_new[start + j]
-                    if a != b:
-                        at = (first + start + j) * lanes
-                        found = _units_of(a, b, at, found, positions, before, after, lanes)
-            for j in range(blocks, length):
-                a, b = row_old[j], row_new[j]
-                if a != b:
-                    found = _units_of(a, b, (first + j) * lanes, found, positions, before, after, lanes)
-        return found
-
-    return kernel
 
 
 def _take_kernel(flat, positions, out, base, length, stride):
@@ -216,7 +190,7 @@ def _matches_kernel(flat, positions, values, base, length, stride):
 
 def _of_diff(unit) -> Signature:
     out = array(unit, writable=True)
-    return (array(U64), array(U64), INT, INT, INT, INT, array(U32, writable=True), out, out)
+    return (array(unit), array(unit), INT, INT, INT, INT, array(U32, writable=True), out, out)
 
 
 def _of_take(unit) -> Signature:
@@ -231,7 +205,7 @@ def _of_matches(unit) -> Signature:
     return (array(unit), array(U32), array(unit), INT, INT, INT)
 
 
-_diff = {lanes: compiled(_diff_kernel(lanes), _of_diff) for lanes in (1, 2, 4, 8)}
+_diff = compiled(_diff_kernel, _of_diff)
 _take = compiled(_take_kernel, _of_take)
 _scatter = compiled(_scatter_kernel, _of_scatter)
 _matches = compiled(_matches_kernel, _of_matches)

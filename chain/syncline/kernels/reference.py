@@ -10,6 +10,7 @@ from syncline.wire.tiling import Frame
 
 Units = NDArray[np.unsignedinteger]
 Positions = NDArray[np.uint32]
+Counts = NDArray[np.int64]
 
 
 def offsets(frame: Frame, positions: Positions) -> NDArray[np.int64]:
@@ -67,3 +68,30 @@ def write_gaps(positions: Positions) -> NDArray[np.uint8]:
         out += [255] * full + [rest]
         expected = position + 1
     return np.array(out, np.uint8)
+
+
+def lane_clocks(units: Units, *, lanes: int, piece: int, contexts: NDArray[np.int64], widths: Positions) -> Counts:
+    """[lane, row]: widths of a lane's units before each of its pieces, and of all of them."""
+    ticks = widths.astype(np.int64)[contexts]
+    rows = -(-units.size // (piece * lanes))
+    padded = np.zeros(rows * lanes * piece, np.int64)
+    padded[: units.size] = ticks
+    sums = padded.reshape(rows, lanes, piece).sum(2).T
+    return np.concatenate([np.zeros((lanes, 1), np.int64), sums.cumsum(1)], 1)
+
+
+def clocks(
+    units: Units, positions: Positions, *, lanes: int, piece: int, contexts: NDArray[np.int64], widths: Positions
+) -> tuple[list[int], list[int]]:
+    """The clock of its lane since the change before, at each change; and since the last one, of each lane."""
+    changed = set(positions.tolist())
+    found: list[int] = []
+    running = [0] * lanes
+    for at in range(units.size):
+        lane = at // piece % lanes
+        if at in changed:
+            found.append(running[lane])
+            running[lane] = 0
+        else:
+            running[lane] += int(widths[contexts[at]])
+    return found, running

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from syncline.codecs.base import FrameChange, Placed, Uncodable, Units, UnitType
 from syncline.codecs.context.table import ContextTable
 from syncline.errors import FormatInvalid, FrameCorrupt
-from syncline.kernels import clock
+from syncline.kernels import clock, clock_decoding, clock_encoding
 from syncline.kernels.clock import Alphabet
 from syncline.wire.limits import CODEC_CONTEXT
 
@@ -83,16 +83,14 @@ class ContextCodec:
         alphabet, table = self.alphabet, self.table
         base = change.base()
         lanes = lanes_of(change.units, self.lane_shift)
-        clocks = np.empty(change.positions.size, np.int64)
-        tails = np.zeros(lanes, np.int64)
-        clock.clocks(alphabet)(base, change.positions, table.ticks, clocks, tails)
-        of_lane = np.bincount(change.positions // alphabet.piece % lanes, minlength=lanes)
-        horizon = 4 << table.zone_bits
-        misses = int((clocks // horizon).sum() + (tails // horizon).sum())
-        row = int(of_lane.max()) * _WORDS_A_CHANGE + misses + 8
+        clocks, tails = np.empty(change.positions.size, np.int64), np.zeros(lanes, np.int64)
+        fullest, misses = clock_encoding.clocks(alphabet)(
+            base, change.positions, table.ticks, table.planes, table.zone_bits, lanes.bit_length() - 1, clocks, tails
+        )
+        row = fullest * _WORDS_A_CHANGE + misses + 8
         words = np.empty(lanes * row, np.uint16)
         states, begins = np.empty(lanes, np.int64), np.empty(lanes, np.int64)
-        coded = clock.encode(alphabet)(
+        coded = clock_encoding.encode(alphabet)(
             change.positions, change.before, change.after, clocks, tails, table.ticks, table.list_numbers, table.codes,
             table.zone_bits, words, row, states, begins,
         )  # fmt: skip
@@ -115,10 +113,9 @@ class ContextCodec:
         lanes = lanes_of(units, self.lane_shift)
         words, ends = split_lanes(payload, lanes)
         positions, values = np.empty(changed, np.uint32), np.empty(changed, dtype)
-        states, clocks, places, targets = np.empty((4, lanes), np.int64)
-        outcome, found = clock.decode(self.alphabet)(
-            base(), table.ticks, table.firsts, table.uppers, table.symbols, table.zone_bits, words, ends,
-            states, clocks, places, targets, positions, values,
+        outcome, found = clock_decoding.decode(self.alphabet)(
+            base(), table.ticks, table.planes, table.list_numbers, table.guides, table.entries, table.zone_bits,
+            words, ends, lanes.bit_length() - 1, positions, values,
         )  # fmt: skip
         if outcome != clock.DONE:
             raise FrameCorrupt(f"context: {FAULTS[outcome]} ({found} of {changed} changes read)")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.codecs.context.table import CONTEXTS, SYMBOLS
-from syncline.kernels import clock
+from syncline.kernels import clock_counting
 from syncline.kernels.clock import Alphabet
 
 Integers = NDArray[np.int64]
@@ -44,7 +44,7 @@ def count_units(alphabet: Alphabet, flat: NDArray[np.unsignedinteger]) -> Intege
     """Units of each context: of a small tensor exactly, else from every so many blocks of 64."""
     stride = max(1, flat.size // SAMPLE)
     found = np.zeros(CONTEXTS, np.int64)
-    seen = clock.count_units(alphabet)(flat, BLOCK, stride, found)
+    seen = clock_counting.count_units(alphabet)(flat, BLOCK, stride, found)
     return found if seen == flat.size else found * flat.size // max(int(seen), 1)
 
 
@@ -52,4 +52,4 @@ def count_symbols(
     alphabet: Alphabet, before: NDArray[np.unsignedinteger], after: NDArray[np.unsignedinteger], into: Integers
 ) -> None:
     """Add changed units to `into` [context, symbol]."""
-    clock.count_symbols(alphabet)(before, after, into.reshape(-1))
+    clock_counting.count_symbols(alphabet)(before, after, into.reshape(-1))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from syncline.errors import FormatInvalid
 from syncline.kernels.clock import VALUE_BITS
+from syncline.kernels.vectors import planes
 
 CONTEXTS = 256
 SYMBOLS = 256
@@ -18,6 +19,8 @@ LISTS_MAX = 256
 ZONE_BITS_MIN, ZONE_BITS_MAX = 16, 20
 WIDTH_MAX = 1 << 18
 _TOTAL = 1 << VALUE_BITS
+GUIDED = 64
+"""Slots that share a guide."""
 
 Words = NDArray[np.uint32]
 ValueList = tuple[tuple[int, int], ...]
@@ -48,35 +51,34 @@ class ContextTable:
     list_numbers: Words = field(init=False, compare=False, repr=False)
     codes: Words = field(init=False, compare=False, repr=False)
     """start << 16 | frequency at list * 256 + symbol; 0 where the list does not hold the symbol."""
-    firsts: Words = field(init=False, compare=False, repr=False)
-    """Of each context, where its list begins in `uppers` and `symbols`."""
-    uppers: Words = field(init=False, compare=False, repr=False)
-    """Sums of frequencies up to and with each entry, list after list."""
-    symbols: Words = field(init=False, compare=False, repr=False)
+    planes: NDArray[np.uint8] = field(init=False, compare=False, repr=False)
+    """`ticks` by their bytes: see `kernels.vectors`."""
+    guides: Words = field(init=False, compare=False, repr=False)
+    """At list * 64 + slot >> 6, where to begin looking in `entries` for a slot."""
+    entries: Words = field(init=False, compare=False, repr=False)
+    """start | frequency - 1 << 12 | symbol << 24, list after list."""
 
     def __post_init__(self) -> None:
         codes = np.zeros(len(self.lists) * SYMBOLS, np.uint32)
-        begins: list[int] = []
-        uppers: list[int] = []
-        symbols: list[int] = []
-        for number, entries in enumerate(self.lists):
-            begins.append(len(uppers))
+        guides: list[int] = []
+        entries: list[int] = []
+        for number, value_list in enumerate(self.lists):
             start = 0
-            for symbol, frequency in entries:
+            for symbol, frequency in value_list:
                 codes[number * SYMBOLS + symbol] = start << 16 | frequency
+                guides += [len(entries)] * (-(-(start + frequency) // GUIDED) - -(-start // GUIDED))
+                entries.append(start | (frequency - 1) << VALUE_BITS | symbol << 24)
                 start += frequency
-                uppers.append(start)
-                symbols.append(symbol)
         derived: dict[str, Sequence[int]] = {
             "ticks": self.widths,
             "list_numbers": self.of_context,
             "codes": codes.tolist(),
-            "firsts": [begins[number] for number in self.of_context],
-            "uppers": uppers,
-            "symbols": symbols,
+            "guides": guides,
+            "entries": entries,
         }
         for name, values in derived.items():
             object.__setattr__(self, name, np.array(values, np.uint32))
+        object.__setattr__(self, "planes", planes(self.ticks))
         object.__setattr__(self, "data", self._encoded())
 
     def _encoded(self) -> bytes:
