@@ -97,6 +97,7 @@ class Watch:
         self._told: dict[str, str] = {}
         """Fingerprint -> why it was given up, as it was logged."""
         self._known: dict[str, str] = {}
+        self._opened = False
         self._started = False
         self.state = SourceState()
         self.last: Published | None = None
@@ -152,7 +153,9 @@ class Watch:
 
     def _start(self, listed: list[Found]) -> None:
         """Open the publisher and learn what earlier processes published."""
-        self._publisher.open()
+        if not self._opened:  # once: what fails below is tried again, and must not take another epoch each time
+            self._publisher.open()
+            self._opened = True
         self._known = _read_notes(self._notes)
         head = self._publisher.head
         if head is not None:

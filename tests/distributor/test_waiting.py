@@ -159,3 +159,19 @@ def test_what_was_refused_and_removed_is_cleared_by_the_next_publish(
     write("checkpoint-3", source.step())
     watch.tick(3)
     assert {} == watch.watch.state.refused
+
+
+def test_a_store_that_fails_once_the_epoch_is_taken_costs_no_second_epoch(
+    watching: Watching, write: Any, trainer: Any, store: MemoryStore, clock: ManualClock
+) -> None:
+    source = trainer()
+    for step in (1, 2, 3):
+        write(f"checkpoint-{step}", source.step())
+    watching().tick(4)
+    write("checkpoint-4", source.step())
+    down = Fault(FaultKind.UNAVAILABLE)
+    plan = ScriptedFaults([("get", "versions/000000000001", down), ("get", "versions/000000000001", down)])
+    again = watching(on=FaultyStore(store, plan, clock=clock, rng=random.Random(0)))
+    assert (4, 4) == again.tick(4)[-1]  # version 4 is the epoch's own
+    assert 0 == plan.left
+    assert 2 == again.publisher.epoch
