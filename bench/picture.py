@@ -45,7 +45,7 @@ def newest() -> tuple[Path, dict[str, Any]]:
     found = sorted(FOLDER.glob("*-codecs.json"))
     if not found:
         raise SystemExit(f"no output of `python -m bench codecs` in {FOLDER.name}; run that first")
-    return found[-1], json.loads(found[-1].read_text(encoding="utf-8"))["samples"]["data"]
+    return found[-1], json.loads(found[-1].read_text(encoding="utf-8"))["samples"]
 
 
 def main() -> None:

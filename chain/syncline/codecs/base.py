@@ -79,7 +79,7 @@ class Codec(Protocol):
 
     @property
     def seconds_per_change(self) -> float:
-        """Cost of encode and decode on one core, a changed unit. `python -m bench codecs` measures both."""
+        """Cost of encode and decode on one core, a changed unit. `python -m bench times` measures both."""
         ...
 
     @property
