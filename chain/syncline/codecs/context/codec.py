@@ -65,8 +65,8 @@ class ContextCodec:
     lane_shift: int
     id: int = CODEC_CONTEXT
     name: str = "context"
-    seconds_per_unit: float = 0.7e-9
-    seconds_per_change: float = 150e-9
+    seconds_per_unit: float = 0.25e-9
+    seconds_per_change: float = 50e-9
 
     @property
     def shared(self) -> bytes | None:
