@@ -10,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.kernels.clock import COUNT, DONE
+from syncline.codecs.context.alphabets import ALPHABETS
+from syncline.codecs.context.table import ContextTable
+from syncline.kernels.clock import COUNT, DONE, NO_MOVE, RANGE
 from syncline.kernels.gpu import reference_decode
 from syncline.kernels.gpu.batch import CodedFrames, FrameBatch, Staged, Walk
 from syncline.kernels.gpu.decode import decode
 from syncline.kernels.reference import offsets
-from syncline.testing.device_frames import CANARY, DeviceCase, device_case
+from syncline.testing.device_frames import CANARY, DeviceCase, case_of, device_case
 from syncline.wire.tiling import Frame
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,7 +131,7 @@ def damaged(case: DeviceCase, how: str) -> DeviceCase:
     ],
 )
 def test_hostile_frames_end_with_a_fault_and_touch_nothing_else(dtype: str, how: str) -> None:
-    units = 160
+    units = 160 if dtype == "BF16" else 157
     frames = [Frame(k * units, 1, units, units) for k in range(2)]
     case = damaged(device_case(dtype, frames, share=0.04, lane_shift=6, seed=3, device=DEVICE), how)
     status = decode(case.batch, case.coded, case.staged)
@@ -140,6 +142,89 @@ def test_hostile_frames_end_with_a_fault_and_touch_nothing_else(dtype: str, how:
         assert [COUNT] * 2 == status.tolist()
     assert case.gaps_untouched()
     assert np.array_equal(case.old, case.live)
+
+
+def one_list(symbols: list[tuple[int, int]], *, width: int) -> ContextTable:
+    return ContextTable(16, (width,) * 256, (tuple(symbols),), (0,) * 256)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F32"])
+def test_an_escape_that_changes_nothing_is_a_fault(dtype: str) -> None:
+    old = np.full(40, 0x20, np.dtype(f"u{ALPHABETS[dtype].bits // 8}"))
+    new = old.copy()
+    new[17] ^= 1
+    table = one_list([(0, 4096)], width=1000)
+    case = case_of(dtype, [Frame(0, 1, 40, 40)], old, new, lane_shift=9, table=table, device=DEVICE)
+    assert [DONE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert [(17, 0x20, 0x21)] == case.changes(0)
+    case.batch.anchor[17] = 0x21
+    assert [NO_MOVE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert [NO_MOVE] == reference_decode.decode(case.batch, case.coded, emptied(case.staged)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "old", "step", "edge"),
+    [
+        ("BF16", 0x7FF0, 1, 0x7FFF),
+        ("BF16", 0xFFF0, 1, 0xFFFF),
+        ("F16", 0x7FF0, 9, 0x7FFB),
+        ("F32", 0x7FFF_0000, 40, 0x7FFF_FFF0),
+        ("F32", 0xFFFF_0000, 1, 0xFFFF_FFFF),
+        ("U16", 5, -1, 0),
+        ("I16", 5, 1, 0xFFFF),
+        ("U32", 70000, -65536, 3),
+        ("I32", 5, 1, 0xFFFF_FFFF),
+    ],
+)
+def test_a_step_out_of_its_range_is_a_fault(dtype: str, old: int, step: int, edge: int) -> None:
+    units = np.full(24, old, np.dtype(f"u{ALPHABETS[dtype].bits // 8}"))
+    new = units.copy()
+    new[11] = old + step
+    table = one_list([(1, 1000), (2, 1000), (17, 1000), (19, 1000), (29, 90), (0, 6)], width=1000)
+    case = case_of(dtype, [Frame(0, 1, 24, 24)], units, new, lane_shift=9, table=table, device=DEVICE)
+    assert [DONE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert [(11, old, old + step)] == case.changes(0)
+    case.batch.anchor[11] = edge - (1 << ALPHABETS[dtype].bits) * (edge >> (ALPHABETS[dtype].bits - 1))
+    assert [RANGE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert [RANGE] == reference_decode.decode(case.batch, case.coded, emptied(case.staged)).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F4", "F32"])
+def test_what_lies_behind_a_frame_adds_nothing_to_its_clock(dtype: str) -> None:
+    old = np.zeros(61, np.dtype(f"u{ALPHABETS[dtype].bits // 8}"))
+    new = old.copy()
+    new[[3, 29, 60]] = 1
+    table = one_list([(1, 4095), (0, 1)], width=20000)
+    case = case_of(dtype, [Frame(0, 1, 61, 61)], old, new, lane_shift=4, table=table, device=DEVICE)
+    assert [DONE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert [(3, 0, 1), (29, 0, 1), (60, 0, 1)] == case.changes(0)
+
+
+def test_units_wider_than_what_is_left_of_the_horizon_are_coded_too() -> None:
+    generator = np.random.default_rng(11)
+    old = generator.integers(1, 4, 48).astype(np.uint8)
+    new = np.where(generator.random(48) < 0.3, old ^ 8, old)
+    widths = tuple((0, 100_000, 200_000, 262_144)[context % 4] for context in range(256))
+    table = ContextTable(16, widths, (((0, 4096),),), (0,) * 256)
+    frame = Frame(0, 1, 48, 48)
+    case = case_of("U8", [frame], old, new, lane_shift=9, table=table, device=DEVICE)
+    assert [DONE] == decode(case.batch, case.coded, case.staged).tolist()
+    assert wanted(case, frame) == case.changes(0)
+
+
+@pytest.mark.parametrize("dtype", ["U8", "BF16"])
+def test_random_words_name_no_position_outside_their_frame(dtype: str) -> None:
+    units = 61
+    old = np.ones(8 * units, np.dtype(f"u{ALPHABETS[dtype].bits // 8}"))
+    frames = [Frame(k * units, 1, units, units) for k in range(8)]
+    table = one_list([(1, 2000), (2, 2096)], width=30_000)
+    case = case_of(dtype, frames, old, old + 1, lane_shift=4, table=table, device=DEVICE)
+    case = damaged(case, "random words")
+    status = decode(case.batch, case.coded, case.staged)
+    assert reference_decode.decode(case.batch, case.coded, emptied(case.staged)).tolist() == status.tolist()
+    written = {position for k in range(8) for position, _, _ in case.changes(k)} - {CANARY}
+    assert written
+    assert written <= set(range(units))
 
 
 def test_batches_that_do_not_fit_are_refused() -> None:

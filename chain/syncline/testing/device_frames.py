@@ -18,6 +18,7 @@ from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lanes_of, split_lanes
 from syncline.codecs.context.counts import Counts, count_symbols, count_units
 from syncline.codecs.context.fitting import fit
+from syncline.codecs.context.table import ContextTable
 from syncline.kernels.gpu.batch import UNIT_TYPES, CodedFrames, DeviceTable, FrameBatch, Staged
 from syncline.kernels.reference import offsets
 from syncline.wire.tiling import Frame
@@ -73,12 +74,10 @@ def device_case(
 
     `lane_shift` may be less than the format's least, so that tiny frames have many lanes.
     """
-    alphabet = ALPHABETS[dtype]
     generator = np.random.default_rng(seed)
     size = max(frame.offset(frame.units - 1) for frame in frames) + 1
-    old = _drawn(generator, size, alphabet.bits)
+    old = _drawn(generator, size, ALPHABETS[dtype].bits)
     new = old.copy()
-    changes: list[FrameChange] = []
     for frame in frames:
         places = offsets(frame, np.arange(frame.units, dtype=np.uint32))
         moved = generator.random(frame.units) < share
@@ -86,11 +85,30 @@ def device_case(
         step = generator.choice(_STEPS, int(moved.sum()), p=_OFTEN)
         new[places[moved]] = (old[places[moved]].astype(np.int64) + step).astype(old.dtype)
         new[places[moved]] ^= (new[places[moved]] == old[places[moved]]).astype(old.dtype)
-        changes.append(FrameChange.between(old[places], new[places]))
+    return case_of(dtype, frames, old, new, lane_shift=lane_shift, seed=seed, device=device)
+
+
+def case_of(
+    dtype: str,
+    frames: Sequence[Frame],
+    old: Units,
+    new: Units,
+    *,
+    lane_shift: int,
+    seed: int = 0,
+    table: ContextTable | None = None,
+    device: str = "cpu",
+) -> DeviceCase:
+    """The same for a tensor before and after, every frame of which changes; under a table that fits it, or `table`."""
+    alphabet = ALPHABETS[dtype]
+    generator = np.random.default_rng(seed)
+    changes: list[FrameChange] = []
     symbols = np.zeros((256, 256), np.int64)
-    for change in changes:
-        count_symbols(alphabet, change.before, change.after, symbols)
-    table = fit(Counts(count_units(alphabet, old), symbols), alphabet, exact=bool(seed % 2))
+    for frame in frames:
+        places = offsets(frame, np.arange(frame.units, dtype=np.uint32))
+        changes.append(FrameChange.between(old[places], new[places]))
+        count_symbols(alphabet, changes[-1].before, changes[-1].after, symbols)
+    table = table or fit(Counts(count_units(alphabet, old), symbols), alphabet, exact=bool(seed % 2))
     codec = ContextCodec(table, alphabet, lane_shift)
     lanes = lanes_of(frames[0].units, lane_shift)
     payload = bytearray()
