@@ -45,7 +45,7 @@ from syncline.chain import ChainReader
 from syncline.clock import ManualClock
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.registry import codec_named
-from syncline.delta import CodecChoice
+from syncline.delta import CodecChoice, DeltaEncoder
 from syncline.delta.comparing import ComparedFrame, TensorComparison
 from syncline.metrics import Metrics
 from syncline.store.memory import MemoryStore
@@ -152,15 +152,20 @@ class InTurn:
 @contextmanager
 def encoding_with(*names: str) -> Iterator[None]:
     """Every delta that is encoded in the body takes the named codecs in turn, one codec alone as a user would force it."""
+    made = DeltaEncoder.__init__
+
+    def with_choice(choice: Any) -> Any:
+        def make(encoder: DeltaEncoder, *arguments: Any, **options: Any) -> None:
+            made(encoder, *arguments, **options | {"choice": choice})
+
+        return patch.object(DeltaEncoder, "__init__", make)
+
     if len(names) == 1:
-        with patch("syncline.delta.encode.CodecChoice", lambda: CodecChoice(forced=names[0])):
+        with with_choice(CodecChoice(forced=names[0])):
             yield
         return
     choice = InTurn(names)
-    with (
-        patch("syncline.delta.encode.CodecChoice", lambda: choice),
-        patch("syncline.delta.encode.TensorComparison", choice.compare),
-    ):
+    with with_choice(choice), patch("syncline.delta.encode.TensorComparison", choice.compare):
         yield
 
 
