@@ -174,6 +174,26 @@ def test_a_change_that_the_old_bits_predict_goes_by_context(make_weights: Any) -
     assert ["context"] == list(large.encode(old, [moved_normals(512 * 512, 2e-7)]).delta.statistics.codecs)
 
 
+def test_frames_that_do_not_change_make_the_changes_of_others_no_dearer() -> None:
+    spec = TensorSpec(name="embedding", dtype="BF16", shape=[1 << 12, 1 << 10], axis=0)
+    frames = [spec.grid(Tiling()).frame(i) for i in range(spec.grid(Tiling()).count)]
+    old, moved = (moved_normals(spec.units, step) for step in (0.0, 2e-7))
+    costs: list[float] = []
+    for every in (1, 4):
+        new = old.copy()
+        for frame in frames[::every]:
+            new[frame.base : frame.base + frame.units] = moved[frame.base : frame.base + frame.units]
+        encoder = DeltaEncoder(
+            TensorTable(tensors=[spec]), Tiling(), nonce=lambda: bytes(16), sink=lambda _, __: None,
+            choice=CodecChoice(forced="context"),
+        )  # fmt: skip
+        encoder.add(0, old, new)
+        statistics = encoder.finish().statistics
+        costs.append(8 * statistics.payload_bytes / statistics.changed_units)
+    assert len(frames) > 8
+    assert costs[1] < 1.05 * costs[0]
+
+
 def moved_normals(size: int, step: float) -> NDArray[np.uint16]:
     """BF16 weights that all moved by `step`: those change that stood at the edge of their rounding."""
     masters = np.random.default_rng(5).standard_normal(size).astype(np.float32) * np.float32(0.02) + np.float32(step)

@@ -121,7 +121,6 @@ class DeltaEncoder:
         for batch in comparison.batches():
             compared = [c for c in in_order(self._executor, comparison.compare, batch) if c is not None]
             digest_change = total([digest_change, *(frame.digest_change for frame in compared)])
-            units = sum(comparison.grid.frame(index).units for index in batch)
             moved = sum(int(frame.change.positions.size) for frame in compared)
             large = bool(compared) and spec.units >= SMALL_UNITS
             if large and self._choice.is_dense(moved, sum(frame.change.units for frame in compared)):
@@ -134,7 +133,7 @@ class DeltaEncoder:
                         self._take,
                     )
             else:
-                self._group.add(tensor, spec, old, compared, units=units)
+                self._group.add(tensor, spec, old, compared)
             if self._group.full:
                 self._flush()
             changed += moved

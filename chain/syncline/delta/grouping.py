@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from syncline.codecs.base import Codec, FrameChange, Uncodable
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lane_shift
-from syncline.codecs.context.counts import count_symbols, count_units
+from syncline.codecs.context.counts import Integers, count_symbols, count_units
 from syncline.codecs.context.sharing import Kind, kind_of, share_tables
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
@@ -47,7 +47,7 @@ class _Run:
     tensor: int
     spec: TensorSpec
     units: int
-    """Of all its frames, changed or not."""
+    """Of these frames."""
     frames: list[ComparedFrame]
     kind: Kind | None = None
     """What it shares tables with; None where the context coder does not have its dtype."""
@@ -81,15 +81,18 @@ class Group:
         self._kinds: dict[str, Kind] = {}
         self._held = 0
         self._span = 0
+        self._sample: tuple[int, Integers] | None = None
+        """The last tensor, and how often each context occurs in it."""
 
     @property
     def full(self) -> bool:
         return self._held >= self._held_most or self._span >= self._span_most
 
-    def add(self, tensor: int, spec: TensorSpec, old: Units, frames: list[ComparedFrame], *, units: int) -> None:
-        """Changed frames of a tensor, and of how many units all frames are that were compared. `old` is the whole tensor."""
+    def add(self, tensor: int, spec: TensorSpec, old: Units, frames: list[ComparedFrame]) -> None:
+        """Hold changed frames of a tensor. `old` is the whole tensor."""
         if not frames:
             return
+        units = sum(frame.change.units for frame in frames)  # coded ones: the others tell their coder nothing
         run = self._runs[-1] if self._runs else None
         if not isinstance(run, _Run) or run.tensor != tensor:
             run = _Run(tensor, spec, 0, [])
@@ -104,7 +107,9 @@ class Group:
         run.kind = kind = self._kind(spec, alphabet)
         for frame in frames:
             count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
-        kind.counts.units[:] += count_units(alphabet, old) * units // max(old.size, 1)
+        if self._sample is None or self._sample[0] != tensor:
+            self._sample = tensor, count_units(alphabet, old)  # once a tensor: a look at it all, however large it is
+        kind.counts.units[:] += self._sample[1] * units // old.size
 
     def _kind(self, spec: TensorSpec, alphabet: Alphabet) -> Kind:
         name = kind_of(spec.dtype, spec.name)
