@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -78,25 +77,13 @@ class Trainer:
         return {name: Bits(*SPECS[name], units) for name, units in self.units.items()}
 
 
-@contextmanager
-def by_context(lane_shift: int | None = None) -> Iterator[None]:
-    """Deltas of the body are encoded by `context` alone, with so long lanes."""
-    forced = CodecChoice(forced="context")
-    with patch("syncline.delta.encode.CodecChoice", lambda: forced):
-        if lane_shift is None:
-            yield
-            return
-        with patch("syncline.delta.grouping.lane_shift", lambda *_: lane_shift):
-            yield
-
-
 def write(store: MemoryStore, clock: ManualClock) -> dict[int, dict[str, bytes]]:
     """Publish the run; what each version must read as."""
     trainer = Trainer()
     publisher = Publisher(
         store,
         RUN,
-        settings=PublishSettings(tiling=TILING),
+        settings=PublishSettings(tiling=TILING, choice=CodecChoice(forced="context")),
         clock=clock,
         random=random.Random(3),
         files={"config.json": b"{}"},
@@ -109,10 +96,9 @@ def write(store: MemoryStore, clock: ManualClock) -> dict[int, dict[str, bytes]]
         weights[published.version] = {name: units.tobytes() for name, units in sorted(trainer.units.items())}
 
     publish()
-    with by_context(LANE_SHIFT):
+    with patch("syncline.delta.grouping.lane_shift", lambda *_: LANE_SHIFT):
         trainer.step(share=0.08, escapes=0)
         publish()
-    with by_context():
-        trainer.step(share=0.02, escapes=3)
-        publish()
+    trainer.step(share=0.02, escapes=3)
+    publish()
     return weights
