@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from syncline.codecs.context.sharing import KINDS_MOST
 from syncline.delta import CodecChoice, DeltaEncoder, scatter, stage_tensor
-from syncline.delta.grouping import KINDS_MOST
 from syncline.wire.chunk import parse
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling

@@ -17,12 +17,11 @@ from syncline.codecs.base import Codec, FrameChange, Uncodable
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lane_shift
 from syncline.codecs.context.counts import Integers, count_symbols, count_units
-from syncline.codecs.context.sharing import Kind, kind_of, share_tables
+from syncline.codecs.context.sharing import Kind, Kinds
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
 from syncline.delta.comparing import FRAME_BYTES, ComparedFrame
 from syncline.delta.parallel import in_order
-from syncline.kernels.clock import Alphabet
 from syncline.wire.chunk import EncodedFrame
 from syncline.wire.limits import CODEC_SPARSE
 from syncline.wire.tensors import TensorSpec
@@ -35,8 +34,6 @@ SPAN_BYTES = 256 << 20
 """Base weights that a group spans, at most. Tables cost nothing beside so much."""
 MAPPED_SPAN_BYTES = 32 << 20
 """The same where the base is a mapped file: its pages are read again when the group is encoded, and count as memory until then."""
-KINDS_MOST = 32
-"""Kinds that a group tells apart: to compare them costs by the cube of their number, and half a megabyte each."""
 Take = Callable[[int, Codec, EncodedFrame], None]
 
 
@@ -78,7 +75,7 @@ class Group:
         self._held_most = held_bytes
         self._span_most = span_bytes
         self._runs: list[_Run | _Ready] = []
-        self._kinds: dict[str, Kind] = {}
+        self._kinds = Kinds()
         self._held = 0
         self._span = 0
         self._sample: tuple[int, Integers] | None = None
@@ -104,18 +101,12 @@ class Group:
         alphabet = ALPHABETS.get(spec.dtype)
         if alphabet is None or not self._choice.takes_context:
             return
-        run.kind = kind = self._kind(spec, alphabet)
+        run.kind = kind = self._kinds.of(spec.dtype, spec.name, alphabet)
         for frame in frames:
             count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
         if self._sample is None or self._sample[0] != tensor:
             self._sample = tensor, count_units(alphabet, old)  # once a tensor: a look at it all, however large it is
         kind.counts.units[:] += self._sample[1] * units // old.size
-
-    def _kind(self, spec: TensorSpec, alphabet: Alphabet) -> Kind:
-        name = kind_of(spec.dtype, spec.name)
-        if name not in self._kinds and len(self._kinds) >= KINDS_MOST:
-            name = spec.dtype  # names that say nothing: whatever else there is of the dtype is one kind
-        return self._kinds.setdefault(name, Kind(alphabet))
 
     def pass_on(self, tensor: int, codec: Codec, frame: EncodedFrame, take: Take) -> None:
         """Let an encoded frame follow what is held: at once where nothing is. A dense tensor between others costs them no table."""
@@ -127,7 +118,7 @@ class Group:
 
     def encode(self, take: Take) -> None:
         """Encode everything that is held, in order, and hold nothing."""
-        share_tables(self._kinds.values(), exact=True)
+        self._kinds.share_tables(exact=True)
         for run in self._runs:
             if isinstance(run, _Ready):
                 take(run.tensor, run.codec, run.frame)
@@ -138,7 +129,7 @@ class Group:
                 run.frames, in_order(self._executor, partial(_code, codec), pilot), strict=True
             ):
                 take(run.tensor, used, EncodedFrame(frame.index, int(frame.change.positions.size), payload))
-        self._runs, self._kinds, self._held, self._span = [], {}, 0, 0
+        self._runs, self._kinds, self._held, self._span = [], Kinds(), 0, 0
 
 
 def _context(run: _Run) -> Codec | None:

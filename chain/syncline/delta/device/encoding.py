@@ -22,7 +22,7 @@ from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lane_shift, lanes_of
 from syncline.codecs.context.counts import Counts
 from syncline.codecs.context.fitting import shared_bits
-from syncline.codecs.context.sharing import Kind, kind_of, share_tables
+from syncline.codecs.context.sharing import Kind, Kinds
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
 from syncline.delta.device.memory import host_frame
@@ -150,26 +150,29 @@ class DeviceEncoder:
 
     def _jobs(self) -> tuple[list[_Job], list[tuple[_Held, int, Frame]]]:
         """Launches, and the frames that no kernel takes."""
-        of_kind: dict[str, list[tuple[_Held, int, Frame]]] = {}
+        kinds = Kinds()
+        of_kind: dict[int, tuple[Kind, list[tuple[_Held, int, Frame]]]] = {}
         left: list[tuple[_Held, int, Frame]] = []
         for held in self._held:
             frames = [(held, index, frame) for index, frame in held.frames()]
             if frames and held.spec.dtype in ALPHABETS and self._choice.takes_context:
-                of_kind.setdefault(kind_of(held.spec.dtype, held.spec.name), []).extend(frames)
+                kind = kinds.of(held.spec.dtype, held.spec.name, ALPHABETS[held.spec.dtype])
+                of_kind.setdefault(id(kind), (kind, []))[1].extend(frames)
             else:
                 left += frames
-        kinds: dict[str, tuple[Kind, list[tuple[_Held, int, Frame]], int, int]] = {}
-        for name, frames in of_kind.items():
+        sampled: list[tuple[Kind, list[tuple[_Held, int, Frame]], int, int]] = []
+        for kind, frames in of_kind.values():
             sample = frames[:: -(-len(frames) // SAMPLE_FRAMES)]
-            kind = Kind(ALPHABETS[frames[0][0].spec.dtype], self._count(sample))
-            changed, units = int(kind.counts.symbols.sum()), sum(frame.units for _, _, frame in sample)
+            counts = self._count(sample)
+            changed, units = int(counts.symbols.sum()), sum(frame.units for _, _, frame in sample)
             if self._choice.is_dense(changed, units):
                 left += frames
             else:
-                kinds[name] = (kind, frames, changed, units)
-        share_tables((kind for kind, *_ in kinds.values()), exact=False)
+                kind.counts = counts
+                sampled.append((kind, frames, changed, units))
+        kinds.share_tables(exact=False)
         jobs: dict[tuple[Alphabet, bytes, int, int, Walk], _Job] = {}
-        for kind, frames, changed, units in kinds.values():
+        for kind, frames, changed, units in sampled:
             assert kind.table is not None
             codec = ContextCodec(kind.table, kind.alphabet, lane_shift(max(changed, 1), units))
             bits = shared_bits(kind.counts, kind.alphabet) / units
