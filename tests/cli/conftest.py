@@ -99,7 +99,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Run:
     store, trainer = LocalStore(home / "store"), Trainer(home)
     publisher = Publisher(store, "demo")
 
-    def keep(**settings: int) -> None:
+    def keep(**settings: Any) -> None:
         policy, reader = AnchorSettings(anchor_ratio=0, **settings), ChainReader(store, "demo")
         keeper = Keeper(store, reader, policy, home / "keeper", SystemClock(), random.Random(1), Metrics())
         assert run_steps(keeper.steps()) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -50,13 +52,11 @@ def tensor(flat: Units) -> torch.Tensor:
     return torch.from_numpy(flat.copy().view(kind))
 
 
-def from_device(
-    table: TensorTable, old: list[Units], new: list[Units], **options: object
-) -> list[tuple[ChunkRef, bytes]]:
+def from_device(table: TensorTable, old: list[Units], new: list[Units], **options: Any) -> list[tuple[ChunkRef, bytes]]:
     chunks: list[tuple[ChunkRef, bytes]] = []
     encoder = DeviceEncoder(
         table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda ref, data: chunks.append((ref, data)), **options
-    )  # type: ignore[arg-type]
+    )
     for number, (before, after) in enumerate(zip(old, new, strict=True)):
         encoder.add(number, tensor(before), tensor(after))
     changed = sum(int(np.count_nonzero(a != b)) for a, b in zip(old, new, strict=True))
@@ -118,7 +118,10 @@ def test_another_base_is_corrupt_by_name_and_nothing_is_written(codec: str) -> N
     table = every_path()
     old, new = draw(table, 0.03)
     delta = Delta.parse(table, TILING, from_host(table, old, new, codec))
-    live = [tensor(after if codec == "sparse" else before ^ 0x55) for before, after in zip(old, new, strict=True)]
+    live = [
+        tensor(after if codec == "sparse" else before ^ before.dtype.type(0x55))
+        for before, after in zip(old, new, strict=True)
+    ]
     kept = [flat.clone() for flat in live]
     with pytest.raises(FrameCorrupt, match=r"frame \d+ of [a-g]\."):
         stage(table, TILING, live.__getitem__, delta)

@@ -52,6 +52,7 @@ def test_a_restarted_publisher_loads_its_base_onto_the_device() -> None:
     assert published.manifest.base is not None
     fresh = DeviceBase("cpu")
     fresh.load(ChainReader(store, "run", "main"), published.manifest)  # proves the digest of each tensor
+    assert fresh.manifest is not None
     assert published.manifest.version == fresh.manifest.version
 
 
