@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from syncline.chain import ChainReader
+from syncline.clock import ManualClock
+from syncline.store.memory import MemoryStore
 from syncline.wire.records import Statistics
-from syncline_cli.demo.command import JUDGED_STEPS, conclude
+from syncline_cli.demo import command
+from syncline_cli.demo.command import JUDGED_STEPS, Follower, conclude
 from syncline_cli.demo.display import HEADER, Row, fifths, line, summary
+from syncline_cli.demo.fleet import Fleet
+from syncline_cli.demo.processes import ProcessDied
 from syncline_cli.output import Output
 
 ONE = {"trainer's tensors": "ab" * 16, "live memory of node-a's engine": "ab" * 16}
@@ -32,6 +39,12 @@ def statistics(changed: int) -> Statistics:
         nonfinite=0,
         codecs={},
     )
+
+
+def follower() -> Follower:
+    store = MemoryStore(ManualClock())
+    fleet = Fleet(store.url, {}, Path("source"), "http://127.0.0.1:9")
+    return Follower(Output(as_json=False), fleet, ChainReader(store, "demo"))
 
 
 def rising(count: int) -> list[Row]:
@@ -81,6 +94,11 @@ def test_the_summary_sums_what_was_published() -> None:
     assert "-" == dict(summary([row(1, 0.1)]))["pause of an engine"]
 
 
+def test_the_heading_stands_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    follower().take({"event": "start", "elements": 1_431_488})
+    assert ["1,431,488 BF16 elements", HEADER] == capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("rows", "digests", "good", "rose"),
     [
@@ -106,3 +124,15 @@ def test_a_copy_that_differs_is_named_to_people(capsys: pytest.CaptureFixture[st
     assert "DIFFERENT: a copy does not hold the trainer's bits" in out
     assert "live memory of node-b's engine" in out and "DIFFERS: live memory holds other bits" in out
     assert "the reward of fewer than 5 steps is not judged" in out
+
+
+def test_the_end_of_a_dead_process_s_log_is_shown_line_by_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def dies(*_: Any, **__: Any) -> bool:
+        raise ProcessDied("trainer ended with 1", ["Traceback", "ValueError: odd"])
+
+    monkeypatch.setattr(command, "_run", dies)
+    with pytest.raises(ProcessDied):
+        command.demo(folder=tmp_path)
+    assert ["Traceback", "ValueError: odd"] == capsys.readouterr().err.splitlines()[:2]

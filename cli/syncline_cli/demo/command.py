@@ -26,7 +26,7 @@ from syncline.errors import SynclineError
 from syncline.store.open import open_store
 from syncline_cli.context import head_or_none
 from syncline_cli.demo import display, fleet
-from syncline_cli.demo.processes import Processes
+from syncline_cli.demo.processes import ProcessDied, Processes
 from syncline_cli.output import EXIT_DIFFERENT, Output
 
 STALL_TIMEOUT_S = 180.0
@@ -77,6 +77,10 @@ def demo(
     try:
         with fleet.store_of(store.value, home) as (url, environment), Processes(home / "logs") as processes:
             good = _run(output, processes, home, url, environment, steps=steps, seed=seed, start=start)
+    except ProcessDied as died:
+        for line in died.tail:
+            output.note(line)
+        raise
     finally:
         if folder is None and good:
             shutil.rmtree(home, ignore_errors=True)
@@ -114,7 +118,7 @@ def _run(
         environment=environment,
     )
     reader = ChainReader(open_store(url, environ={**os.environ, **environment}), fleet.RUN)
-    follower = _Follower(output, running, reader)
+    follower = Follower(output, running, reader)
     with events.open(encoding="utf-8") as lines:
         deadline = clock.monotonic() + STALL_TIMEOUT_S
         while follower.end is None:
@@ -144,7 +148,7 @@ def _run(
     return conclude(output, follower.rows, digests, seconds=clock.monotonic() - began)
 
 
-class _Follower:
+class Follower:
     """Joins the trainer's events, the manifests in the store and the agents' `/status` to one row a step."""
 
     def __init__(self, output: Output, running: fleet.Fleet, reader: ChainReader) -> None:
@@ -161,7 +165,8 @@ class _Follower:
 
     def take(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            self._output.line(f"{event['elements']:,} BF16 elements\n{display.HEADER}")
+            self._output.line(f"{event['elements']:,} BF16 elements")
+            self._output.line(display.HEADER)
         elif event["event"] == "step":
             names = ("step", "reward", "changed_share", "difference", "lag", "mixed", "written")
             self.rows.append(display.Row(**{k: event[k] for k in names}))

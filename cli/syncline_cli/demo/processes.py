@@ -20,6 +20,11 @@ from syncline.errors import SynclineError
 class ProcessDied(SynclineError):
     """A process of the demo ended by itself."""
 
+    def __init__(self, text: str, tail: Sequence[str]) -> None:
+        super().__init__(text)
+        self.tail = tail
+        """The last lines of its log."""
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -71,7 +76,7 @@ class Processes:
             code = running.process.poll()
             if code is not None and not (running.name == "trainer" and code == 0):
                 tail = running.log.read_text(errors="replace").splitlines()[-15:]
-                raise ProcessDied(f"{running.name} ended with {code}; the end of {running.log}:\n" + "\n".join(tail))
+                raise ProcessDied(f"{running.name} ended with {code}; its log is {running.log}", tail)
 
     def stop(self) -> None:
         """SIGTERM, five seconds, SIGKILL."""
