@@ -22,6 +22,7 @@ import typer
 from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
 from syncline.clock import SystemClock
+from syncline.delta.warming import compile_for
 from syncline.errors import SynclineError
 from syncline.store.open import open_store
 from syncline_cli.context import head_or_none
@@ -103,6 +104,8 @@ def _run(
 ) -> bool:
     clock = SystemClock()
     began = clock.monotonic()
+    with output.err.status("compiling the coder's loops (once an environment)"):
+        compile_for(["BF16"])  # before the processes start, which would all compile the same
     output.line(f"store {url}; starting distributor, 2 agents, 2 engines, trainer")
     running = fleet.start(processes, home, url, environment)
     events = home / "events.jsonl"
