@@ -25,13 +25,13 @@ from syncline.errors import (
     SynclineError,
 )
 from syncline.wire.records import VersionManifest
-from syncline_agent.background import Chain, NodeCheckpoint, path_chunks
 from syncline_agent.choosing import Chooser
 from syncline_agent.engine import Applied, Engine
 from syncline_agent.healing import Healer
 from syncline_agent.heartbeat import Heart
 from syncline_agent.held import Held
 from syncline_agent.lag import Lag
+from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint, path_chunks
 from syncline_agent.nodefiles import NodeFiles, node_trouble
 from syncline_agent.policy import Target, TargetFile
 from syncline_agent.reporting import Reporter, aimed
@@ -146,6 +146,8 @@ class Follower:
         applied = self._held.applied
         if applied is not None and not applied.proven:
             return self._enter(Phase.HEAL)
+        if applied is None:
+            self._checkpoint.examine()  # the engine that waits for it cannot tell that it is not coming
         if applied is None and self._checkpoint.version(chain.lineage, target.view) is None:
             return self._enter(Phase.JOIN)
         wanted = self._wanted = self._chooser.choose(chain, target)

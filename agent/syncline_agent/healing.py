@@ -14,8 +14,8 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.errors import DigestMismatch, EngineUncertain, FormatInvalid, LayoutRefused
 from syncline.versions import Policy
-from syncline_agent.background import Chain, NodeCheckpoint
 from syncline_agent.engine import Applied, Engine, StageRequest
+from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint
 from syncline_agent.nodefiles import NodeFiles
 
 DOUBT = (DigestMismatch, EngineUncertain, LayoutRefused)
@@ -48,6 +48,7 @@ class Healer:
                 return self._engine.sweep()
             except DOUBT as error:
                 self._log.warning("could not undo", version=came_from, error=str(error))
+        self._checkpoint.examine()
         if self._checkpoint.version(chain.lineage, chain.reader.keys.view) is not None:
             try:
                 return self._whole(chain, self._checkpoint.path, policy)

@@ -6,8 +6,8 @@ The follower starts every turn from here, never from what it remembers of its ow
 from __future__ import annotations
 
 from syncline.errors import LineageChanged, SynclineError
-from syncline_agent.background import Chain
 from syncline_agent.engine import Applied, Engine, EngineDescription
+from syncline_agent.nodecheckpoint import Chain
 from syncline_agent.policy import Target
 
 

@@ -20,7 +20,7 @@ from syncline.store.base import WeightStore
 from syncline.store.first_of import FirstOf
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
-from syncline_agent.background import Background, Chain, NodeCheckpoint
+from syncline_agent.background import Background
 from syncline_agent.doorbell import Doorbell
 from syncline_agent.driving import Driven
 from syncline_agent.engine import Engine
@@ -29,6 +29,7 @@ from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
 from syncline_agent.listening import listen
 from syncline_agent.mirrors import SourceHeads
+from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.policy import TargetFile
 from syncline_agent.reporting import Reporter

@@ -12,8 +12,8 @@ from syncline import faults
 from syncline.clock import Clock
 from syncline.errors import EngineUncertain, LayoutRefused, SynclineError
 from syncline.versions import Policy
-from syncline_agent.background import Chain
 from syncline_agent.engine import CommitResult, Engine
+from syncline_agent.nodecheckpoint import Chain
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.reporting import Reporter
 from syncline_agent.status import ApplyPath, LastSync

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from syncline.chain import Plan, StepKey
 from syncline.wire.records import VersionManifest
-from syncline_agent.background import Chain, chunks_of
 from syncline_agent.engine import Applied, DeltaFiles, StageRequest
+from syncline_agent.nodecheckpoint import Chain, chunks_of
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.status import ApplyPath, Phase
 

@@ -12,9 +12,9 @@ from syncline.chain import AnchorStep, Plan, StepKey, plan
 from syncline.errors import Corrupt, DigestMismatch, LayoutRefused, LinkMissing, SynclineError
 from syncline.versions import Link
 from syncline.wire.records import VersionManifest
-from syncline_agent.background import Chain, NodeCheckpoint, chunks_of
 from syncline_agent.engine import Applied
 from syncline_agent.heartbeat import Heart
+from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint, chunks_of
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.reporting import Reporter
 from syncline_agent.status import ApplyPath, Phase

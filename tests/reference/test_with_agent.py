@@ -135,3 +135,9 @@ def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fl
     fleet.start_agent()
     fleet.target("Pinned", 3)
     fleet.check(engine, 3)
+
+    engine.kill()
+    weights = next(fleet.tiny.checkpoint.glob("*.safetensors"))
+    os.truncate(weights, weights.stat().st_size - 1)
+    engine = fleet.start_engine(ready=False)
+    fleet.check(engine, 3)
