@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from syncline.chain import ChainReader, StepKey, plan
+from syncline.chain import PUT_BACK, ChainReader, StepKey, plan
 from syncline.checkpoint import Progress, materialize
 from syncline.delta import Delta
 from syncline.errors import (
@@ -148,7 +148,7 @@ class Audit:
             return (
                 f"version {version} cannot be reached, version {head} still is; {put_back}, or leave version {version}"
             )
-        return f"nobody can join version {head}; {put_back}, or let the distributor write a new anchor"
+        return f"nobody can join version {head}; {PUT_BACK}"
 
     def _reached(self, version: int) -> bool:
         try:

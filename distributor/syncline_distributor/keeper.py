@@ -22,19 +22,20 @@ from numpy.typing import NDArray
 from syncline.chain import ChainReader, plan
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
-from syncline.delta import MAPPED_SPAN_BYTES, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
-from syncline.errors import AlreadyExists, DigestMismatch, NotFound, StoreUnavailable
+from syncline.delta import MAPPED_SPAN_BYTES, Delta, DeltaEncoder, scatter, stage_tensor
+from syncline.errors import ChainBroken, Corrupt, DigestMismatch, LineageChanged, NotFound
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.versions import Link
 from syncline.wire.digest import total
-from syncline.wire.records import AnchorBody, AnchorManifest, SkipManifest, VersionManifest
+from syncline.wire.records import AnchorManifest, SkipManifest, VersionManifest
+from syncline_distributor.anchoring import AnchorWriter, put_once
 from syncline_distributor.committing import new_nonce
 from syncline_distributor.disk import bring, parse_delta, tiling_of
 from syncline_distributor.settings import AnchorSettings
 from syncline_distributor.steps import Steps, reach
 from syncline_distributor.uploading import FolderSpool, Uploads
-from syncline_distributor.whole import BodyWriter, beside_weights
+from syncline_distributor.whole import beside_weights
 
 log = structlog.get_logger()
 
@@ -66,17 +67,42 @@ class Keeper:
     metrics: Metrics
     executor: Executor | None = None
     writer: str = field(init=False)
+    anchors: AnchorWriter = field(init=False)
+    stuck: int | None = field(default=None, init=False)
+    """Version to which damage leaves this keeper no way, as its last look found."""
     standing: Standing | None = field(default=None, init=False)
     _checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.writer = new_nonce(self.random)
+        self.anchors = AnchorWriter(
+            self.store,
+            self.reader.keys,
+            self.settings,
+            self.clock,
+            self.random,
+            self.metrics,
+            self.executor,
+            self.writer,
+        )
 
     def steps(self) -> Steps[AnchorManifest | SkipManifest | None]:
-        """Look, and write the anchor or the skip delta that is due. Returns what was committed."""
+        """Look, and write the anchor or the skip delta that is due. Returns what was committed. Where damaged or missing
+        objects are in the way, `stuck` says so after the error."""
         head = self._head()
         if head is None:
             return None
+        try:
+            written = yield from self._write_due(head)
+        except LineageChanged:
+            raise
+        except (ChainBroken, Corrupt):
+            self.stuck = head.version
+            raise
+        self.stuck = None
+        return written
+
+    def _write_due(self, head: VersionManifest) -> Steps[AnchorManifest | SkipManifest | None]:
         standing = self.standing = self._stand(head)
         names = (self.reader.keys.run, self.reader.keys.view)
         self.metrics.chain_length.labels(*names).set(head.version - (standing.anchor or 0))
@@ -113,54 +139,16 @@ class Keeper:
 
     def _write_anchor(self, head: VersionManifest) -> Steps[AnchorManifest]:
         checkpoint = self._checkpoint(head)
-        nonce = new_nonce(self.random)
         table = checkpoint.table
-        wanted = head.digests()
 
         def read(tensor: int) -> NDArray[Any]:
             return checkpoint.units(table.tensors[tensor].name)
 
-        def seen(tensor: int, flat: NDArray[Any]) -> None:
-            if digest_tensor(table.tensors[tensor], flat, executor=self.executor) != wanted[tensor]:
-                raise DigestMismatch(f"{table.tensors[tensor].name} is not as version {head.version} has it; no anchor")
-
-        body = BodyWriter(
-            self.store,
-            self.reader.keys,
-            spool=self._scratch(),
-            max_shard_bytes=self.settings.max_shard_bytes,
-        ).write(head.version, nonce, table=table, read=read, files=beside_weights(self._folder), seen=seen)
-        yield reach("publish.anchor_files_put")
-        self._check_files(head.version, body)
-        manifest = AnchorManifest(
-            run=head.run,
-            lineage=head.lineage,
-            view=head.view,
-            version=head.version,
-            digest=head.digest,
-            writer=self.writer,
-            nonce=nonce,
-            created_ms=int(self.clock.now() * 1000),
-            manifest=head.identity(),
-            anchor=body,
+        return (
+            yield from self.anchors.steps(
+                head, table=table, read=read, files=lambda: beside_weights(self._folder), scratch=self._scratch()
+            )
         )
-        self._commit(self.reader.keys.anchor(head.version), manifest.encode())
-        yield reach("publish.anchor_put")
-        self.metrics.anchors.labels(head.run, head.view).inc()
-        log.info("anchor written", run=head.run, view=head.view, version=head.version, bytes=body.size, phase="anchor")
-        return manifest
-
-    def _check_files(self, version: int, body: AnchorBody) -> None:
-        """No manifest for an anchor whose files a sweep took while it was being written."""
-        for file in body.files:
-            key = self.reader.keys.anchor_file(version, body.nonce, file.name)
-            try:
-                self.store.head(key)
-            except NotFound:
-                raise StoreUnavailable(
-                    f"{key} is gone before its anchor was committed: a sweep took it, because the upload was slower than "
-                    "a lease period; the anchor is written again"
-                ) from None
 
     # --- skip deltas
 
@@ -220,7 +208,7 @@ class Keeper:
             chunks=list(encoded.chunks),
             statistics=encoded.statistics,
         )
-        self._commit(self.reader.keys.skip(head.version, anchor.version), manifest.encode())
+        put_once(self.store, self.reader.keys.skip(head.version, anchor.version), manifest.encode())
         uploads.restore(manifest.chunks)  # what a sweep took while this was slow: no manifest named it then
         spool.clear()
         incoming.clear()
@@ -254,12 +242,6 @@ class Keeper:
         checkpoint = bring(self._folder, self.reader, manifest, executor=self.executor, check=not self._checked)
         self._checked = True
         return checkpoint
-
-    def _commit(self, key: str, data: bytes) -> None:
-        try:
-            self.store.put_if_absent(key, data)
-        except AlreadyExists:
-            pass  # another keeper, or this one before it died: either says the same of the same version
 
 
 def anchor_due(standing: Standing, settings: AnchorSettings) -> bool:

@@ -21,14 +21,16 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
-from syncline.chain import ChainReader
+from syncline.chain import PUT_BACK, ChainReader
 from syncline.clock import Clock
-from syncline.errors import NotFound, Rejected
+from syncline.errors import Corrupt, NotFound, Rejected
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
 from syncline.store.open import open_store
 from syncline.store.probe import probe
+from syncline.wire.records import VersionManifest
+from syncline_distributor.anchoring import rescue
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.heap import give_back
 from syncline_distributor.keeper import Keeper
@@ -57,6 +59,8 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self._stop = threading.Event()
+        self._not_again: VersionManifest | None = None
+        """The version of which the base could give no anchor."""
         executor = ThreadPoolExecutor(settings.workers, "syncline-work")
         self.conditional_writes = _probed(store, settings, random, metrics)
 
@@ -65,14 +69,16 @@ class Service:
 
         self.observer = Observer(reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s)
         self.publisher: Publisher | None = None
+        self._base: DiskBase | None = None
         self.watch: Watch | None = None
         if settings.source is not None:
+            self._base = DiskBase(settings.state_dir, executor=executor)
             self.publisher = Publisher(
                 store,
                 settings.run,
                 view=settings.view,
                 settings=settings.publish,
-                base=DiskBase(settings.state_dir, executor=executor),
+                base=self._base,
                 clock=clock,
                 random=random,
                 metrics=metrics,
@@ -90,7 +96,9 @@ class Service:
             )
         if self.publisher is not None:
             self.publisher.on_head = self.observer.seen
-        keeper = Keeper(store, reader(), settings.anchors, settings.state_dir, clock, random, metrics, executor)
+        keeper = self._keeper = Keeper(
+            store, reader(), settings.anchors, settings.state_dir, clock, random, metrics, executor
+        )
         sweeper = Sweeper(store, reader(), settings.retention, metrics)
         self.reporter = Reporter(self.observer, keeper, self.publisher, self.watch, [], self.conditional_writes)
         ticks: dict[str, Tick] = {"observe": self.observer.tick, "keep": lambda: _keep(keeper)}
@@ -115,12 +123,27 @@ class Service:
         assert self.watch is not None and self.publisher is not None
         last = self.watch.last
         try:
-            return self.watch.tick()
+            wait = self.watch.tick()
+            self._rescue()
+            return wait
         finally:
             if self.watch.last is not last:
                 give_back()
             if self.publisher.head is not None:
                 self.observer.seen(self.publisher.head)
+
+    def _rescue(self) -> None:
+        """Between two publishes, and in their thread: the base is nobody else's to read."""
+        stuck = self._keeper.stuck
+        if stuck is None or self._base is None or self.publisher is None or self._base.manifest == self._not_again:
+            return
+        held = self._base.manifest
+        try:
+            if rescue(self._keeper.anchors, self.publisher.reader, self._base, stuck=stuck) is not None:
+                give_back()
+        except Corrupt as error:
+            self._not_again = held  # the base itself has rotted; each attempt would upload most of it again
+            log.error("no anchor from the base of this writer", error=f"{error}; {PUT_BACK}", phase="anchor")
 
     def _sweep_tick(self, sweeper: Sweeper) -> float:
         try:

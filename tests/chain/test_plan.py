@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.chain import AnchorStep, DeltaStep, DiskStep, SkipStep, StepKey, newest_allowed, plan
+from syncline.chain import PUT_BACK, AnchorStep, DeltaStep, DiskStep, SkipStep, StepKey, newest_allowed, plan
 from syncline.errors import (
     ChunkCorrupt,
     DigestMismatch,
@@ -213,7 +213,7 @@ def test_a_step_that_failed_before_is_avoided():
         plan(None, 4, chain, avoid=bad)
     assert (
         "no way from nothing applied to version 4: the delta from version 3 to 4 cannot be used: chunks/ab is gone; "
-        "the skip delta from version 2 to 4 cannot be used: its chunk is gone"
+        f"the skip delta from version 2 to 4 cannot be used: its chunk is gone; {PUT_BACK}"
     ) == str(refused.value)
     assert ["skip 2->4"] == shape(
         plan(link(chain, 2), 4, chain, avoid={StepKey("delta", 3, 4): LinkMissing("gone")}).steps
@@ -229,7 +229,7 @@ def test_damaged_bytes_on_the_only_way_are_told_as_damage_and_not_as_a_hole():
         plan(None, 3, chain, avoid=corrupt)
     assert (
         "no way from nothing applied to version 3: the delta from version 1 to 2 cannot be used: chunks/ab does not hash "
-        "to its name"
+        f"to its name; {PUT_BACK}"
     ) == str(refused.value)
     with pytest.raises(FrameCorrupt, match="the anchor of version 1 cannot be used: short"):
         plan(None, 3, chain, avoid={StepKey("anchor", None, 1): FrameCorrupt("short")})

@@ -92,6 +92,7 @@ def test_what_damage_means_for_those_who_follow_is_told(syncline: Call, run: Any
     assert ["version 5 is still reached another way; nothing need be done"] == ways_out()
     flip(run.chunk_of(5))
     assert all(out.startswith("nobody can join version 5; put the object back") for out in ways_out())
+    assert all("or publish a version that carries all weights: end the writer" in out for out in ways_out())
 
 
 def test_a_damaged_tensor_table_is_told_once_and_as_what_every_version_needs(syncline: Call, run: Any) -> None:
@@ -205,7 +206,14 @@ def test_the_trainers_own_folder_can_be_compared(syncline: Call, run: Any) -> No
     assert (0, "ok  version 2, tensors 3, ") == (ended.code, ended.out[:26])
     ended = syncline("verify", "checkpoint", run.checkpoints[2], *run.options)
     assert 8 == ended.code
-    assert "say --version N" in ended.err
+    assert "it was not written by Syncline; say --version N" in ended.err
+
+
+def test_a_folder_whose_writing_did_not_end_is_told(syncline: Call, run: Any, held: Path) -> None:
+    (held / ".syncline" / "marker.json").unlink()
+    ended = syncline("verify", "checkpoint", held, *run.options)
+    assert 8 == ended.code
+    assert f"nothing says which version {held} holds: a write to it did not end" in ended.err
 
 
 def test_tensors_that_are_missing_or_too_many_are_named(syncline: Call, run: Any, trainer: Any) -> None:

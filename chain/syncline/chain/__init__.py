@@ -2,10 +2,11 @@
 
 from syncline.chain.plan import Avoided, PlanSource, plan
 from syncline.chain.reader import ChainReader
-from syncline.chain.steps import Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
-from syncline.chain.vetoed import Vetoed, marked_bad, newest_allowed
+from syncline.chain.steps import PUT_BACK, Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
+from syncline.chain.vetoed import Vetoed, Vetoes, mark_of, marked_bad, newest_allowed, undoing
 
 __all__ = [
+    "PUT_BACK",
     "Anchor",
     "AnchorStep",
     "Avoided",
@@ -18,7 +19,10 @@ __all__ = [
     "Step",
     "StepKey",
     "Vetoed",
+    "Vetoes",
+    "mark_of",
     "marked_bad",
     "newest_allowed",
     "plan",
+    "undoing",
 ]

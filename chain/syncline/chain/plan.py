@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from syncline.chain.steps import Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
-from syncline.chain.vetoed import Vetoed, marked_bad
+from syncline.chain.steps import PUT_BACK, Anchor, AnchorStep, DeltaStep, DiskStep, Plan, SkipStep, Step, StepKey
+from syncline.chain.vetoed import Vetoed, marked_bad, undoing
 from syncline.errors import (
     ChainBroken,
     Corrupt,
@@ -75,8 +75,7 @@ def plan(
     """
     if target in vetoed:
         raise VersionVetoed(
-            f"{marked_bad(target, vetoed)}; choose another target, or take the mark back: "
-            f"syncline mark-bad {target} --undo"
+            f"{marked_bad(target, vetoed)}; choose another target, or take the mark back: {undoing(target, vetoed)}"
         )
     manifest = source.manifest(target)
     if applied is not None and applied.lineage != manifest.lineage:
@@ -162,8 +161,6 @@ class _Search:
         self._missing: set[int] = set()
         self._anchors: frozenset[int] | None = None
         self._skips: Mapping[int, Sequence[int]] | None = None
-        self._barred: frozenset[int] = frozenset()
-        """Versions whose anchor is there and may not be started from."""
         self._holes: dict[str, SynclineError] = {}
         """What is in the way, in words."""
         self._serial = 0
@@ -294,18 +291,19 @@ class _Search:
         return self._manifests[version]
 
     def _look_for_anchors(self) -> None:
-        found = {v for v in self._source.anchors() if v <= self._target.version}
-        self._barred = frozenset(v for v in found if v in self._vetoed)
-        self._anchors = frozenset(found - self._barred)
+        self._anchors = frozenset(v for v in self._source.anchors() if v <= self._target.version)
         for item in self._settled.values():
             self._enter_at_anchor(item)
 
     def _enter_at_anchor(self, item: _Item) -> None:
         assert self._anchors is not None
-        if item.version in self._barred:
+        if item.version not in self._anchors:
+            return
+        if item.version in self._vetoed:
             reason = marked_bad(item.version, self._vetoed)
             self._note(VersionVetoed(f"the anchor of version {item.version} is not used: {reason}"))
-        if item.version not in self._anchors or self._avoided(StepKey("anchor", None, item.version)):
+            return
+        if self._avoided(StepKey("anchor", None, item.version)):
             return
         try:
             anchor = self._source.anchor(item.version)
@@ -337,6 +335,9 @@ class _Search:
         end = f"version {min(self._settled)} has no base, and its whole weights are not in the store"
         message = f"no way from {held} to version {self._target.version}: {'; '.join(self._holes) or end}"
         holes = [hole for hole in self._holes.values() if not isinstance(hole, VersionVetoed)]
+        repairable = any(not isinstance(hole, EpochRegressed) for hole in holes) or not self._holes
+        if self._applied is None and repairable:
+            message = f"{message}; {PUT_BACK}"
         corrupt = next((hole for hole in holes if isinstance(hole, Corrupt)), None)
         if corrupt is not None:
             return type(corrupt)(message)

@@ -8,6 +8,12 @@ from typing import Literal, NamedTuple
 
 from syncline.wire.records import AnchorBody, ChunkRef, SkipManifest, VersionManifest
 
+PUT_BACK = (
+    "put the object back from a mirror or a backup, or publish a version that carries all weights: end the writer and "
+    "`syncline publish FOLDER` with a new --state-dir"
+)
+"""What to do where no way leads from an anchor to head."""
+
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
