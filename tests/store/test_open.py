@@ -80,6 +80,10 @@ def test_an_open_store_retries_and_counts() -> None:
         "s3://bucket?endpoint=http://user:pass@host",
         "s3://bucket?enpoint=http://host",
         "s3://bucket/" + "p" * 200,
+        "s3://[bucket",
+        "s3://bucket?endpoint=http://[host",
+        "file://[host/folder",
+        "https://[host",
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
@@ -87,9 +91,31 @@ def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
         open_store(url, environ=KEYS)
 
 
-def test_a_credential_in_a_url_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("http://127.0.0.1:8333", "write s3://bucket/prefix?endpoint=http://127.0.0.1:8333"),
+        ("https://host/bucket/some/prefix/", "write s3://bucket/some/prefix?endpoint=https://host"),
+        ("s3://ab", "a bucket name has 3 to 63 characters, lower-case letters, digits, '.' and '-'"),
+    ],
+)
+def test_what_to_write_instead_is_told(url: str, instead: str) -> None:
+    with pytest.raises(StoreMisused) as caught:
+        open_store(url, environ=KEYS)
+    assert str(caught.value).endswith(instead)
+
+
+@pytest.mark.parametrize("url", ["s3://access:hidden@bucket", "s3://bucket?endpoint=http://access:hidden@host"])
+def test_a_credential_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(StoreMisused, match="holds a credential") as caught:
-        open_store("s3://access:hidden@bucket", environ=KEYS)
+        open_store(url, environ=KEYS)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_credential_in_a_services_address_is_not_repeated() -> None:
+    with pytest.raises(StoreMisused) as caught:
+        open_store("http://access:hidden@host/bucket", environ=KEYS)
+    assert str(caught.value).endswith("write s3://bucket?endpoint=http://host")
     assert "hidden" not in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from syncline.clock import Clock, SystemClock, system_random
 from syncline.errors import StoreMisused
@@ -17,7 +17,7 @@ from syncline.store.local import LocalStore
 from syncline.store.measured import MeasuredStore
 from syncline.store.memory import MemoryStore
 from syncline.store.retrying import RetryingStore, RetryPolicy
-from syncline.store.s3_location import S3Credentials, S3Location
+from syncline.store.s3_location import S3Credentials, S3Location, split_url
 
 
 def open_store(
@@ -50,7 +50,7 @@ def open_adapter(url: str, *, clock: Clock, rng: random.Random, environ: Mapping
             raise StoreMisused("the store's url is empty; give a folder, file:///folder or s3://bucket/prefix")
         return LocalStore(Path(url), rng=rng)
     if scheme == "file":
-        parts = urlsplit(url)
+        parts = split_url(url)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise StoreMisused(f"{url}: write file:///folder with three slashes, or a bare path")
         return LocalStore(Path(unquote(parts.path)), rng=rng)
@@ -62,4 +62,10 @@ def open_adapter(url: str, *, clock: Clock, rng: random.Random, environ: Mapping
 
         location, credentials = S3Location.parse(url, environ), S3Credentials.from_env(environ)
         return S3Store(location, credentials, ca_file=environ.get("SSL_CERT_FILE") or environ.get("AWS_CA_BUNDLE"))
+    if scheme in ("http", "https"):
+        parts = split_url(url)
+        service = f"{scheme}://{parts.netloc.rpartition('@')[2]}"
+        raise StoreMisused(
+            f"{service} is where a service answers; write s3://{parts.path.strip('/') or 'bucket/prefix'}?endpoint={service}"
+        )
     raise StoreMisused(f"{url}: {scheme!r} is no kind of store; known are file, s3 and memory")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from syncline.errors import StoreDenied, StoreMisused
 from syncline.store.bounds import checked_key
@@ -17,6 +17,18 @@ DEFAULT_REGION = "us-east-1"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOST = re.compile(r"[A-Za-z0-9.\-\[\]:]+")
 _PREFIX_MAX = 120
+_HOLDS_A_CREDENTIAL = (
+    "the store's url holds a credential; take it out and put the key pair into the environment, "
+    "SYNCLINE_S3_ACCESS_KEY and SYNCLINE_S3_SECRET_KEY"
+)
+
+
+def split_url(url: str) -> SplitResult:
+    """A url in its parts; StoreMisused, which does not repeat it, for what has none."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise StoreMisused(f"the store's url cannot be read ({error}); write s3://bucket/prefix or a folder") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +60,17 @@ class S3Location:
     def parse(cls, url: str, environ: Mapping[str, str]) -> S3Location:
         """From `s3://bucket/prefix?endpoint=…&region=…`; what the url leaves out comes from AWS's own variables or its
         public service."""
-        parts = urlsplit(url)
+        parts = split_url(url)
         if "@" in parts.netloc:
-            raise StoreMisused(
-                "the store's url holds a credential; take it out and put the key pair into the environment, "
-                "SYNCLINE_S3_ACCESS_KEY and SYNCLINE_S3_SECRET_KEY"
-            )
+            raise StoreMisused(_HOLDS_A_CREDENTIAL)
         options = dict(parse_qsl(parts.query))
         if unknown := options.keys() - {"endpoint", "region"}:
             raise StoreMisused(f"{url}: unknown option {sorted(unknown)[0]!r}; known are endpoint and region")
         if not _BUCKET.fullmatch(parts.netloc):
-            raise StoreMisused(f"{url}: {parts.netloc!r} is not a bucket name; write s3://bucket/prefix")
+            raise StoreMisused(
+                f"{url}: {parts.netloc!r} is not a bucket name; write s3://bucket/prefix, where a bucket name has 3 to 63 "
+                "characters, lower-case letters, digits, '.' and '-'"
+            )
         prefix = parts.path.strip("/")
         if prefix and len(checked_key(prefix)) > _PREFIX_MAX:
             raise StoreMisused(f"{url}: the prefix is longer than {_PREFIX_MAX} characters")
@@ -67,7 +79,9 @@ class S3Location:
         )
         named = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
         endpoint = named or f"https://s3.{region}.amazonaws.com"
-        where = urlsplit(endpoint)
+        where = split_url(endpoint)
+        if "@" in where.netloc:
+            raise StoreMisused(_HOLDS_A_CREDENTIAL)
         if where.scheme not in ("http", "https") or not _HOST.fullmatch(where.netloc) or where.path.strip("/"):
             raise StoreMisused(
                 f"{url}: the endpoint must be http://host:port or https://host:port; it comes from the url's endpoint=, "
