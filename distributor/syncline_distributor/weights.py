@@ -181,6 +181,8 @@ def leaf(name: object, value: object) -> Leaf:
     """A mapping's value as a leaf. LayoutRefused for what is no tensor, or has no name."""
     if not isinstance(name, str):
         raise LayoutRefused(f"{name!r} is a {type(name).__name__}; a tensor's name is a string")
+    if not name:
+        raise LayoutRefused("a tensor has an empty name; give it one")
     if isinstance(value, Bits):
         expected = dtypes.dtype(value.dtype).unit_bytes
         if value.units.itemsize != expected or value.units.size != dtypes.units(value.dtype, value.shape):

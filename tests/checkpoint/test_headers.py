@@ -106,6 +106,11 @@ def test_what_can_never_be_read_is_refused_by_name(data: bytes):
         read(data)
 
 
+def test_a_tensor_without_a_name_is_told_as_such():
+    with pytest.raises(SourceInvalid, match="a tensor has an empty name"):
+        read(INVALID["an empty name"])
+
+
 @pytest.mark.parametrize("left", [0, 7, 8, 30, -1])
 def test_a_file_that_is_shorter_than_its_header_says_may_still_grow(left: int):
     whole = file_of({"a": entry(0, 40)}, bytes(40))

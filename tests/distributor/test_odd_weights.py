@@ -36,6 +36,7 @@ def freed() -> torch.Tensor:
         (dict, "no tensors"),
         (lambda: {"__metadata__": UNITS}, "__metadata__"),
         (lambda: {7: UNITS}, "name is a string"),
+        (lambda: {"": UNITS}, "^a tensor has an empty name; give it one$"),
         (lambda: {"\ud800": UNITS}, "cannot be published"),
         (lambda: {"w": UNITS.astype(">u2")}, ">u2"),
         (lambda: {"w": Bits("BF16", (4,), UNITS.astype(">u2"))}, "big-endian"),

@@ -132,6 +132,8 @@ def _metadata(value: object, what: str) -> dict[str, str]:
 
 
 def _tensor(name: str, entry: object, data_start: int, what: str) -> StoredTensor:
+    if not name:
+        raise SourceInvalid(f"{what}: a tensor has an empty name; give it one and write it again")
     if not _is_name(name):
         raise SourceInvalid(
             f"{what} has a tensor name that is not 1 to {TENSOR_NAME_MAX_BYTES} bytes of UTF-8: {name!a}"
