@@ -18,6 +18,8 @@ from syncline_distributor.bases import DiskBase
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.publisher import Publisher
 from syncline_distributor.settings import AUTO, NonFinite, PublishSettings, codec_choice
+from syncline_distributor.sources import describe
+from syncline_distributor.tracking import FoundFile
 
 
 def publish(
@@ -27,7 +29,14 @@ def publish(
     store: StoreOption,
     run: RunOption,
     view: ViewOption = "main",
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The trainer's step number.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step",
+            min=0,
+            help="The trainer's step number; default: what the folder's name says (checkpoint-12), or its trainer_state.json.",
+        ),
+    ] = None,
     parent: Annotated[
         int | None, typer.Option("--parent", min=1, help="Version that the training came from; default: head.")
     ] = None,
@@ -55,6 +64,7 @@ def publish(
     except FormatInvalid as error:
         raise typer.BadParameter(str(error), param_hint="--codec") from None
     check_is_checkpoint(folder)
+    step = _step_of(folder) if step is None else step
     at = opened(store, run, view, as_json, patience=WORKING)
     settings = PublishSettings(nonfinite=NonFinite.REFUSE if refuse_nonfinite else NonFinite.PUBLISH, choice=choice)
     with (
@@ -78,10 +88,19 @@ def publish(
     }
     at.output.result(facts)
     bits = "" if facts["bits_per_change"] is None else f", {facts['bits_per_change']:.2f} bits a change"
+    named = "" if facts["step"] is None else f"step {facts['step']}  "
     at.output.line(
-        f"version {published.version}  {facts['kind']}  {100 * facts['changed_ratio']:.3g} % changed  "
+        f"version {published.version}  {facts['kind']}  {named}{100 * facts['changed_ratio']:.3g} % changed  "
         f"{size(facts['payload_bytes'])}{bits}  digest {facts['digest']}"
     )
+
+
+def _step_of(folder: Path) -> int | None:
+    """The step as `syncline-distributor watch` reads it."""
+    folder = folder.resolve()
+    files = tuple(FoundFile(path.name, 0, "") for path in folder.iterdir())
+    found = describe(folder.name, files, 0.0, lambda name: (folder / name).read_bytes())
+    return None if found is None else found.step
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:

@@ -45,3 +45,25 @@ def test_a_writers_epoch_is_told_from_weights_that_did_not_change(syncline: Call
     kinds = [entry["kind"] for entry in syncline("log", *options).document]
     assert ["delta", "epoch", "empty", "epoch", "anchor-only"] == kinds
     assert "epoch" == syncline("show", 2, *options).document["summary"]["kind"]
+
+
+def test_the_step_is_read_from_the_folder_unless_it_is_told(
+    syncline: Call, trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--store", tmp_path / "store", "--run", "new")
+    first = trainer.step()
+    assert "version 1  anchor-only  step 1  " in syncline("publish", first, *options).out
+    assert 7 == syncline("publish", first, *options, "--step", 7, "--json").document["step"]
+    monkeypatch.chdir(trainer.step())
+    assert 2 == syncline("publish", ".", *options, "--json").document["step"]
+    plain = trainer.step().rename(tmp_path / "final")
+    assert syncline("publish", plain, *options, "--json").document["step"] is None
+    (plain / "trainer_state.json").write_text('{"global_step": 300}')
+    assert 300 == syncline("publish", plain, *options, "--json").document["step"]
+
+
+def test_a_tensor_without_a_name_is_told_as_such(syncline: Call, trainer: Any, tmp_path: Path) -> None:
+    trainer.weights[""] = trainer.weights["norm.weight"]
+    ended = syncline("publish", trainer.write(), "--store", tmp_path / "store", "--run", "new")
+    assert 8 == ended.code
+    assert "model.safetensors: a tensor has an empty name" in ended.err
