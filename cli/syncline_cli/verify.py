@@ -12,9 +12,9 @@ import httpx
 import typer
 from numpy.typing import NDArray
 
-from syncline.checkpoint import Checkpoint, WeightFolder
+from syncline.checkpoint import Checkpoint, OwnFiles, WeightFolder
 from syncline.delta import digest_tensor
-from syncline.errors import EngineUnavailable, NotFound, Rejected
+from syncline.errors import EngineUnavailable, Rejected
 from syncline.wire.tensors import TensorTable
 from syncline_cli.audit import Audit, Finding
 from syncline_cli.context import (
@@ -108,7 +108,13 @@ def checkpoint(
     marker = Checkpoint.open(folder).marker
     if version is None:
         if marker is None:
-            raise NotFound(f"a version's mark in {folder}", "say --version N to compare with version N")
+            made = OwnFiles(folder).folder.exists()
+            why = (
+                "a write to it did not end, so it holds no whole version" if made else "it was not written by Syncline"
+            )
+            raise Rejected(
+                f"nothing says which version {folder} holds: {why}; say --version N to compare it with version N"
+            )
         version = marker.version
     manifest = manifest_of(at.reader, version)
     wanted = list(zip(at.reader.table(manifest).tensors, manifest.digests(), strict=True))
