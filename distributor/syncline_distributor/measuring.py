@@ -62,7 +62,7 @@ class PublishMeasures:
             version=manifest.version,
             step=manifest.step,
             changed=s.changed_units,
-            payload_bytes=s.payload_bytes,
+            bytes=s.payload_bytes if manifest.anchor is None else manifest.anchor.size,
             seconds=round(sum(seconds.values()), 3),
             phase="publish",
         )

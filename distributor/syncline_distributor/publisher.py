@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
-from syncline.chain import ChainReader
+from syncline.chain import PUT_BACK, ChainReader
 from syncline.clock import Clock, SystemClock, system_random
 from syncline.errors import ChainBroken, Corrupt, LineageChanged, Rejected, SynclineError
 from syncline.metrics import Metrics
@@ -77,6 +77,7 @@ class Publisher:
         self._head: VersionManifest | None = None
         self._digests: list[Digest] = []
         self._unverified = 0
+        self._wayless = False
         self.on_head: Callable[[VersionManifest], None] | None = None
         """Called as soon as a version of this writer can be followed, before its base has."""
         self._log = log.bind(run=run, view=view)
@@ -327,13 +328,21 @@ class Publisher:
                 raise
             except (ChainBroken, Corrupt) as error:
                 self._base.forget()
-                self._log.error(
-                    "no way to head; the next version carries all weights",
-                    version=head.version,
-                    error=str(error),
-                    phase="base",
-                )
+                self._say_wayless(head, error)
+            else:
+                self._wayless = False
         self._digests = head.digests()
+
+    def _say_wayless(self, head: VersionManifest, error: SynclineError) -> None:
+        """Said once until there is a way again: opening and each publish look anew."""
+        if not self._wayless:
+            self._log.warning(
+                "no way to head; the next version carries all weights",
+                version=head.version,
+                reason=str(error).removesuffix(f"; {PUT_BACK}"),
+                phase="base",
+            )
+        self._wayless = True
 
     def _advance_base(self, manifest: VersionManifest, source: WeightSource | None) -> None:
         """The version is committed: whatever goes wrong here costs the next publish a load, never the version."""

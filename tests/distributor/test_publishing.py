@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from syncline.checkpoint import WeightFolder
 from syncline.errors import (
@@ -51,8 +52,9 @@ def test_every_version_reads_back_bit_for_bit(
 
 def test_the_first_version_is_whole_and_the_next_are_deltas(publisher: Make, trainer: Any) -> None:
     publish, source = publisher(), trainer()
-    first = publish.publish(source.weights, step=10).manifest
-    second = publish.publish(source.step(), step=11, labels={"loss": "low"}).manifest
+    with capture_logs() as said:
+        first = publish.publish(source.weights, step=10).manifest
+        second = publish.publish(source.step(), step=11, labels={"loss": "low"}).manifest
     assert (1, None, None, 1, 10) == (first.version, first.base, first.parent, first.epoch, first.step)
     assert first.anchor is not None and first.chunks == []
     assert (2, 1, 1, 1, 11) == (second.version, second.base, second.parent, second.epoch, second.step)
@@ -65,6 +67,8 @@ def test_the_first_version_is_whole_and_the_next_are_deltas(publisher: Make, tra
         == second.statistics.full_bytes
         == sum(b.units.nbytes for b in source.weights.values())
     )
+    stored = [line["bytes"] for line in said if line["event"] == "published"]
+    assert [first.anchor.size, second.chunks[0].size] == stored
 
 
 @pytest.mark.parametrize("disk", [None, "disk"])

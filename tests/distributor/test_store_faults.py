@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from syncline.chain import ChainReader
+from syncline.chain import PUT_BACK, ChainReader
 from syncline.clock import ManualClock
 from syncline.errors import Retryable, StoreDenied, StoreUnavailable, SynclineError
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, RandomFaults, ScriptedFaults
@@ -208,9 +209,13 @@ def test_a_chain_that_lost_a_link_is_healed_by_a_whole_version(
     chunk = ChainReader(store, "run").manifest(2).chunks[0]
     store.delete(f"run/main/chunks/{chunk.blake3}")
     second = publisher()
-    second.open()
-    manifest = second.publish(source.step()).manifest
+    with capture_logs() as said:
+        second.open()
+        manifest = second.publish(source.step()).manifest
     assert (5, None, 2) == (manifest.version, manifest.base, manifest.epoch)
+    (told,) = (line for line in said if line["event"] == "no way to head; the next version carries all weights")
+    assert "warning" == told["log_level"]
+    assert PUT_BACK not in told["reason"]  # this very publish is what would be advised
     assert same_bits(source.weights, reading.units(store, 5))
 
 
