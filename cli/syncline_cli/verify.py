@@ -142,7 +142,12 @@ def checkpoint(
                 if problem is not None:
                     problems.append({"tensor": spec.name, "problem": problem})
                 checked()
-    _conclude(at.output, problems, {"version": version, "tensors": len(wanted), "digest": manifest.digest})
+    _conclude(
+        at.output,
+        problems,
+        {"version": version, "tensors": len(wanted), "digest": manifest.digest},
+        f"compared with version {version}: {counted(len(wanted), 'tensor')}, digest {manifest.digest}",
+    )
 
 
 @app.command()
@@ -158,11 +163,12 @@ def replica(
     at = opened_run(store, run, view, as_json)
     run_record = at.reader.run_record()
     status, swept = _sweep(url)
+    unproven = {"url": url, "proven": False}
     if status == 409:
-        _conclude(at.output, [{"problem": swept["error"]["message"]}], {"url": url, "proven": False})
+        _conclude(at.output, [{"problem": swept["error"]["message"]}], unproven, f"{url} is not proven")
     if swept["lineage"] != run_record.lineage:
         text = f"the replica follows lineage {swept['lineage']}, run {run} is {run_record.lineage}: another training"
-        _conclude(at.output, [{"problem": text}], {"url": url, "proven": False})
+        _conclude(at.output, [{"problem": text}], unproven, f"{url} is not proven")
     problems: list[dict[str, Any]] = []
     if swept["view"] != view:
         problems.append({"problem": f"the replica serves view {swept['view']}, not {view}; say --view"})
@@ -172,7 +178,9 @@ def replica(
             text = f"memory holds {swept['digest']}, version {manifest.version} has {manifest.digest}"
             problems.append({"problem": text})
     facts = {"url": url, "version": swept["version"], "digest": swept["digest"], "proven": not problems}
-    _conclude(at.output, problems, facts)
+    held = f"version {swept['version']}, digest {swept['digest']}"
+    proven = f"{url} holds {held}: all of its live memory was read, and is what the store says"
+    _conclude(at.output, problems, facts, f"{url} says that it holds {held}" if problems else proven)
 
 
 @contextmanager
@@ -223,9 +231,8 @@ def _message(answer: dict[str, Any]) -> str:
         return "without a reason"
 
 
-def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any], words: str = "") -> None:
+def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any], words: str) -> None:
     """The verdict; `words` are the facts as a person reads them."""
-    words = words or ", ".join(f"{name} {value}" for name, value in facts.items())
     output.result({"ok": not problems, "problems": problems} | facts)
     for problem in problems:
         where = f"version {problem['version']}: " if "version" in problem else ""

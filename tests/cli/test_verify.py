@@ -203,7 +203,8 @@ def test_a_folder_is_compared_with_another_version_when_asked(syncline: Call, ru
 
 def test_the_trainers_own_folder_can_be_compared(syncline: Call, run: Any) -> None:
     ended = syncline("verify", "checkpoint", run.checkpoints[2], *run.options, "--version", 2)
-    assert (0, "ok  version 2, tensors 3, ") == (ended.code, ended.out[:26])
+    told = f"ok  compared with version 2: 3 tensors, digest {run.reader.manifest(2).digest}\n"
+    assert (0, told) == (ended.code, ended.out)
     ended = syncline("verify", "checkpoint", run.checkpoints[2], *run.options)
     assert 8 == ended.code
     assert "it was not written by Syncline; say --version N" in ended.err
@@ -308,6 +309,10 @@ def test_a_replica_sweeps_its_memory_and_agrees_with_the_store(
         document["digest"],
         document["proven"],
     )
+    told = (
+        f"ok  {url} holds version 5, digest {run.reader.manifest(5).digest}: all of its live memory was read, and is "
+    )
+    assert syncline("verify", "replica", url, *run.options).out == f"{told}what the store says\n"
 
 
 def test_a_flipped_bit_in_live_memory_is_a_difference(syncline: Call, run: Any, agent: tuple[str, Replica]) -> None:
@@ -317,6 +322,8 @@ def test_a_flipped_bit_in_live_memory_is_a_difference(syncline: Call, run: Any, 
     ended = syncline("verify", "replica", url, *run.options, "--json")
     assert 9 == ended.code
     assert (False, False) == (ended.document["ok"], ended.document["proven"])
+    *_, last = syncline("verify", "replica", url, *run.options).out.splitlines()
+    assert f"1 problem; {url} is not proven" == last
 
 
 def test_a_replica_of_another_training_is_a_difference(
