@@ -34,6 +34,11 @@ class CheckpointSource(Protocol):
         """The place that is listed, for messages."""
         ...
 
+    @property
+    def itself(self) -> bool:
+        """Whether the place, as it was scanned last, is one checkpoint and holds no others."""
+        ...
+
     def scan(self) -> list[Found]:
         """Every folder that may be a checkpoint, complete or not. SourceNotReady when the place cannot be listed."""
         ...
@@ -54,6 +59,7 @@ class FolderSource:
         self._root = root
         self._subfolder = subfolder
         self._known = Known()
+        self.itself = False
 
     @property
     def where(self) -> str:
@@ -67,6 +73,7 @@ class FolderSource:
             raise _unlistable(self.where, error.strerror or str(error)) from error
         found = [f for e in folders if (f := self._found(e.name, e / self._subfolder)) is not None]
         itself = self._found("", self._root) if any(e.name.endswith(".safetensors") for e in entries) else None
+        self.itself = not found and (itself is not None or self._found("", self._root / self._subfolder) is not None)
         return found + ([itself] if itself is not None else [])
 
     def fetch(self, found: Found) -> Path:
@@ -109,6 +116,7 @@ class StoreSource:
         self._subfolder = f"{subfolder}/" if subfolder else ""
         self._landing = landing
         self._known = Known()
+        self.itself = False
         rmtree(landing, ignore_errors=True)
 
     @property
@@ -117,8 +125,11 @@ class StoreSource:
 
     def scan(self) -> list[Found]:
         folders: dict[str, list[ObjectInfo]] = {}
+        weights_here = False
         for info in self._listed():
-            name, slash, rest = info.key.removeprefix(self._prefix).partition("/")
+            inside = info.key.removeprefix(self._prefix)
+            weights_here |= inside.endswith(".safetensors") and "/" not in inside.removeprefix(self._subfolder)
+            name, slash, rest = inside.partition("/")
             if (
                 slash
                 and not is_temporary(name)
@@ -126,7 +137,9 @@ class StoreSource:
                 and "/" not in rest.removeprefix(self._subfolder)
             ):
                 folders.setdefault(name, []).append(info)
-        return [f for name, infos in sorted(folders.items()) if (f := self._found(name, infos)) is not None]
+        found = [f for name, infos in sorted(folders.items()) if (f := self._found(name, infos)) is not None]
+        self.itself = weights_here and not found
+        return found
 
     def _listed(self) -> list[ObjectInfo]:
         try:

@@ -52,7 +52,9 @@ class SourceState:
     waits_for: str | None = "the first look at the source"
     """What must be there before anything can be published; None while it is."""
     listable: bool = False
-    """The source could be looked at. An empty one is a trainer that has not written yet, which may itself wait for this service."""
+    """The source could be looked at, and is no checkpoint itself.
+
+    An empty one is a trainer that has not written yet, which may itself wait for this service."""
     published: str | None = None
     """Name of the checkpoint that was published last."""
     pending: int = 0
@@ -137,8 +139,10 @@ class Watch:
         except SourceNotReady as error:
             return self._wait("source", str(error))
         self._told = {f.fingerprint: self._told[f.fingerprint] for f in listed if f.fingerprint in self._told}
+        where = self._source.where
+        if self._source.itself and not self._started:
+            return self._wait("above", f"{where}, the --source, is itself a checkpoint; pass the folder above it")
         if not listed and not self._started:
-            where = self._source.where
             return self._wait("checkpoint", f"{where} holds no checkpoint yet; waiting for one: check --source")
         self._waits_on = None
         self._say(waits_for=None, listable=True)
@@ -149,7 +153,7 @@ class Watch:
         if self._waits_on != on:
             self._log.warning("waiting", waits_for=what, phase="watch")
         self._waits_on = on
-        self._say(phase="waiting", waits_for=what, listable=on != "source")
+        self._say(phase="waiting", waits_for=what, listable=on == "checkpoint")
 
     def _start(self, listed: list[Found]) -> None:
         """Open the publisher and learn what earlier processes published."""

@@ -17,7 +17,8 @@ from syncline.errors import Fenced
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.memory import MemoryStore
 from syncline_distributor import Publisher
-from syncline_distributor.sources import StoreSource
+from syncline_distributor.settings import Completion, WatchSettings
+from syncline_distributor.sources import FolderSource, StoreSource
 
 Make = Callable[..., Publisher]
 Watching = Callable[..., Any]
@@ -82,6 +83,44 @@ def test_a_source_that_is_a_file_is_waited_for_by_name(watching: Watching, tmp_p
     watch = watching()
     watch.tick()
     assert "runs cannot be listed: Not a directory" in watch.watch.state.waits_for
+
+
+@pytest.mark.parametrize("subfolder", ["", "actor/huggingface"])
+def test_a_source_that_is_itself_a_checkpoint_is_waited_for_with_the_folder_to_pass(
+    watching: Watching, trainer: Any, write: Any, tmp_path: Path, store: MemoryStore, subfolder: str
+) -> None:
+    inside = write(f"checkpoint-10/{subfolder}".rstrip("/"), trainer().weights)
+    runs = tmp_path / "runs" / "checkpoint-10"
+    settings = WatchSettings(completion=Completion.RENAME, subfolder=subfolder)
+    bucket = MemoryStore(ManualClock())
+    for file in inside.iterdir():
+        bucket.put(f"ckpt/{subfolder}/{file.name}".replace("//", "/"), file.read_bytes())
+    sources = [
+        (FolderSource(runs, subfolder=subfolder), str(runs)),
+        (StoreSource(bucket, tmp_path / "in", prefix="ckpt/", subfolder=subfolder), f"{bucket.url}/ckpt"),
+    ]
+    for source, where in sources:
+        watch = watching(settings, source=source)
+        assert [] == watch.tick(3)
+        state = watch.watch.state
+        assert f"{where}, the --source, is itself a checkpoint; pass the folder above it" == state.waits_for
+        assert not state.listable
+    assert [(10, None)] == watching(settings, state="other").tick(2)
+
+
+def test_the_last_save_of_a_trainer_into_the_folder_above_its_checkpoints_is_a_version(
+    watching: Watching, trainer: Any, write: Any, tmp_path: Path
+) -> None:
+    source, watch = trainer(), watching()
+    write("checkpoint-1", source.weights)
+    last = write("last", source.step())
+    for file in last.iterdir():
+        file.rename(tmp_path / "runs" / file.name)
+    last.rmdir()
+    assert [(1, None), (None, 1)] == watch.tick(3)
+    rmtree(tmp_path / "runs" / "checkpoint-1")
+    watch.tick(2)
+    assert (None, True) == (watch.watch.state.waits_for, watch.watch.state.listable)
 
 
 def test_a_checkpoint_that_may_not_be_listed_is_named(
