@@ -18,7 +18,7 @@ from blake3 import blake3
 from syncline.errors import ChunkCorrupt, LinkMissing, NotFound, Retryable, StoreMisused, SynclineError
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
-from syncline.wire.records import ChunkRef
+from syncline.wire.records import ChunkRef, ObjectRef
 from syncline_agent.nodefiles import NodeFiles, disk_full
 
 PIECE_BYTES = 4 << 20
@@ -55,7 +55,7 @@ class Fetcher:
         self._retried = retried
         self._buffers = threading.local()
 
-    def fetch(self, keys: ViewKeys, refs: Sequence[ChunkRef]) -> int:
+    def fetch(self, keys: ViewKeys, refs: Sequence[ChunkRef | ObjectRef]) -> int:
         """Make every chunk of `refs` a verified file; returns the bytes that came over the wire.
 
         Raises what matters most among all failures: Retryable before ChunkCorrupt (every source holds wrong bytes)
@@ -74,7 +74,7 @@ class Fetcher:
                     raise failure
         return size
 
-    def _fetch_one(self, keys: ViewKeys, ref: ChunkRef) -> SynclineError | None:
+    def _fetch_one(self, keys: ViewKeys, ref: ChunkRef | ObjectRef) -> SynclineError | None:
         key = keys.chunk(ref.blake3)
         waiting: Retryable | None = None
         corrupt: ChunkCorrupt | None = None
@@ -103,7 +103,7 @@ class Fetcher:
             return told
         return LinkMissing(f"{key} is in none of {', '.join(s.store.url for s in self._sources)}; planning again")
 
-    def _download(self, source: Source, key: str, ref: ChunkRef) -> None:
+    def _download(self, source: Source, key: str, ref: ChunkRef | ObjectRef) -> None:
         part = self._files.part(ref.blake3)
         try:
             found = self._read(source, key, ref.size, part)

@@ -211,7 +211,6 @@ class Follower:
             if wanted is None:
                 self._error = self._chooser.remark
                 return self._enter(Phase.IDLE, self._poll_delay())
-            self._log.info("joining", run=target.run, version=wanted.version)
             self._checkpoint.join(chain, wanted.version, vetoed=self._chooser.vetoes, starts_from=keep)
             self._publish()
             self._heart.beat(self._report.status)  # from here on the heartbeat keeps what the lease kept

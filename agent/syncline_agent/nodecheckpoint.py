@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from structlog.typing import FilteringBoundLogger
 
@@ -34,6 +34,7 @@ from syncline.wire.tensors import TensorTable
 from syncline_agent.examining import Examination
 from syncline_agent.fetch import Fetcher
 from syncline_agent.nodefiles import NodeFiles
+from syncline_agent.once import OnceLog
 
 StartsFrom: TypeAlias = Callable[[int], None]
 
@@ -74,6 +75,7 @@ class NodeCheckpoint:
         self.back = files.root / "back"
         self._files = files
         self._log = log
+        self._trying = OnceLog(log)
         self._executor = executor
         self._streams = streams
         self._lock = threading.RLock()
@@ -114,6 +116,7 @@ class NodeCheckpoint:
         fetched, of the oldest version that the way needs."""
         with self._writing():
             self.check_lineage(chain)
+            self._trying.info("joining", run=chain.run.run, version=version)
             self._materialized(chain, version, self.path, vetoed, starts_from)
 
     @contextmanager
@@ -177,16 +180,18 @@ class NodeCheckpoint:
             if way.start is not None:
                 starts_from(way.start.version)
 
-        return materialize(
+        made = materialize(
             chain.reader,
             version,
             path,
             executor=self._executor,
             vetoed=vetoed,
             streams=self._streams,
-            log=self._log,
+            log=cast(FilteringBoundLogger, self._trying),
             planned=planned,
         )
+        self._trying.over()
+        return made
 
     def contents(self, folder: Path) -> Contents:
         """What one of this node's checkpoint folders holds, without asking the store. DigestMismatch when nothing

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 from structlog.typing import FilteringBoundLogger
 
-from syncline.chain import ChainReader
 from syncline.clock import Clock
 from syncline.errors import SynclineError
 from syncline.metrics import Metrics
@@ -32,6 +31,7 @@ from syncline_agent.mirrors import SourceHeads
 from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint
 from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.policy import TargetFile
+from syncline_agent.reading import NodeReader
 from syncline_agent.reporting import Reporter
 from syncline_agent.server import make_app
 from syncline_agent.settings import AgentSettings
@@ -111,8 +111,8 @@ def _chains(
     store = sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources], damaged=damaged)
 
     def make(run: str, view: str) -> Chain:
-        reader = ChainReader(store, run, view)
         fetcher = Fetcher(sources, files, executor=pool, fetched=reporter.fetched, retried=reporter.retried)
+        reader = NodeReader(store, run, view, fetcher=fetcher, files=files)
         return Chain(reader.run_record(), reader, fetcher)
 
     return make

@@ -12,6 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.logs import logger
 from syncline.metrics import Metrics
+from syncline_agent.once import without_counters
 from syncline_agent.policy import Target
 from syncline_agent.status import ApplyPath, Identity, LastSync, Phase, Status
 
@@ -38,8 +39,8 @@ class Reporter:
     def __init__(self, identity: Identity, metrics: Metrics, log: FilteringBoundLogger | None = None) -> None:
         self._metrics = metrics
         self._log = log or logger("agent")
-        self._said: str | None = None
-        """The error that the log knows of."""
+        self._said: set[tuple[object, ...]] = set()
+        """What holds the node up, as far as the log knows of it."""
         self._status = Status(identity)
         self._lock = threading.Lock()
         self._bytes: dict[str, int] = {}
@@ -71,13 +72,23 @@ class Reporter:
                 self._log.warning("target file not in force", error=now.target_error)
             else:
                 self._log.info("target file in force", run=now.run, view=now.view, generation=now.generation)
-        if now.error is not None and now.error not in (self._said, now.target_error):
-            self._said = now.error
-            self._log.warning("held up", run=now.run, phase=before.phase.value, error=now.error, failures=now.failures)
-        elif now.error is None and now.failures == 0 and self._said is not None:
+        if now.error is not None and now.error != now.target_error:
+            self._hold_up(before, now, now.error)
+        elif now.error is None and now.failures == 0 and self._said:
             # Between two tries there is no error either, but it is over only when one has succeeded.
-            self._said = None
+            self._said.clear()
             self._log.info("went on", run=now.run, phase=now.phase.value)
+
+    def _hold_up(self, before: Status, now: Status, error: str) -> None:
+        """A failure is said once for each version that it keeps away, what is only waited for once."""
+        version = None if now.phase in (Phase.IDLE, Phase.SUSPENDED) else now.target
+        said = version, now.pinned, without_counters(error)
+        if now.phase is before.phase is Phase.IDLE:
+            self._said &= {said}  # it rests, so what failed before does not any more
+        self._said = {key for key in self._said if key[0] in (None, version or now.target)}
+        if said not in self._said:
+            self._said.add(said)
+            self._log.warning("held up", run=now.run, phase=before.phase.value, error=error, failures=now.failures)
 
     def sources_at(self, run: str, view: str, heads: Mapping[str, int | None]) -> None:
         """The newest version that each source holds, None for one that does not say."""

@@ -72,6 +72,54 @@ def test_a_broken_target_file_is_logged_once_and_its_end_once(world: Any) -> Non
     assert not [line for line in lines if line["event"] == "held up" and "not a target" in line["error"]]
 
 
+def test_counters_in_a_reason_make_it_no_new_one(world: Any) -> None:
+    reporter = world.replica().node.reporter
+    with capture_logs() as lines:
+        for tries in range(10, 15):
+            error = f"versions/w1: refused (gave up after {tries} tries in {tries / 7:.1f} s)"
+            reporter.say(error=error, failures=tries, phase=Phase.FAILED, target=3)
+            reporter.say(error=None, phase=Phase.IDLE)
+    assert [("held up", "warning")] == said(lines, "held up", "went on")
+
+
+def test_a_reason_is_said_again_of_another_version_and_of_another_failure(world: Any) -> None:
+    reporter = world.replica().node.reporter
+    told = [("chunk a is gone", 3), ("chunk b is gone", 3), ("chunk a is gone", 3), ("chunk a is gone", 4)]
+    with capture_logs() as lines:
+        for failures, (error, target) in enumerate(told):
+            reporter.say(error=error, failures=failures + 1, phase=Phase.FAILED, target=target)
+    assert [told[0][0], told[1][0], told[3][0]] == [line["error"] for line in lines]
+
+
+def test_an_outage_is_said_again_after_the_node_rested(world: Any) -> None:
+    reporter = world.replica().node.reporter
+    with capture_logs() as lines:
+        for _ in range(2):
+            reporter.say(error="the store is down", failures=1, phase=Phase.FAILED)
+            for _ in range(3):
+                reporter.say(error="no engine", phase=Phase.IDLE)
+    assert ["the store is down", "no engine", "the store is down"] == [line["error"] for line in lines]
+
+
+def test_a_join_that_fails_again_and_again_is_told_once_a_version_and_its_chunk_is_put_aside(world: Any) -> None:
+    world.publish(2)
+    key = world.reader.keys.chunk(world.reader.manifest(2).chunks[0].blake3)
+    good = world.store.get(key, max_bytes=1 << 30).data
+    world.store.delete(key)
+    world.store.put(key, bytes([*good[:-1], good[-1] ^ 1]))
+    replica = world.replica()
+    with capture_logs() as lines:
+        status = world.run(replica, lambda s: s.failures == 4)
+    assert ["joining", "avoided a step", "held up"] == [
+        e for e, _ in said(lines, "joining", "avoided a step", "held up")
+    ]
+    assert status.retries["corrupt"] > 0
+    assert list((replica.settings.node_dir / "quarantine").iterdir())
+    world.store.delete(key)
+    world.store.put(key, good)
+    world.follow(replica, 2)
+
+
 @pytest.mark.parametrize("other", [{"run": "other"}, {"view": "other"}])
 def test_nothing_of_the_run_before_is_said_of_the_next(world: Any, other: dict[str, str]) -> None:
     world.publish(2)
