@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from syncline.chain import newest_allowed
+from syncline.chain import newest_allowed, undoing
 from syncline.clock import Clock
 from syncline.errors import LinkMissing, NotFound, Retryable, VersionVetoed
 from syncline.wire.records import VersionManifest, VetoRecord
@@ -78,7 +78,7 @@ class Chooser:
         if allowed is None:
             raise VersionVetoed(
                 f"every version up to {wanted} was marked bad, {wanted} itself because: {self.vetoes[wanted].reason}; "
-                f"publish a good one, or take a mark back: syncline mark-bad {wanted} --undo"
+                f"publish a good one, or take a mark back: {undoing(wanted, self.vetoes)}"
             )
         if allowed != wanted and target.pinned is not None:
             self.remark = (

@@ -111,7 +111,7 @@ def newest_good(reader: ChainReader, head: int, vetoes: Mapping[int, VetoRecord]
     good = newest_allowed(head, vetoes)
     if good is not None and good != head:
         # Below head retention may have been: one listing instead of asking for one number after the other.
-        good = max((v for v in reader.versions() if v not in vetoes), default=None)
+        good = next((v for v in reversed(reader.versions()) if v not in vetoes), None)
     if good is None:
         raise VersionVetoed(
             f"every version of {reader.keys.run}/{reader.keys.view} was marked bad, "

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from syncline.chain import ChainReader
+from syncline.chain import ChainReader, mark_of, marked_bad
 from syncline.clock import SystemClock
 from syncline.errors import ChainBroken, Corrupt, FormatInvalid, LinkMissing, NotFound, StoreMisused
 from syncline.wire.limits import RECORD_MAX_BYTES
@@ -105,8 +105,9 @@ def show(
     at = opened_run(store, run, view, as_json)
     manifest = manifest_of(at.reader, version)
     table = at.reader.table(manifest)
-    veto = at.reader.vetoes().get(version)
-    reason = None if veto is None else veto.reason
+    vetoes = at.reader.vetoes()
+    veto = mark_of(version, vetoes)
+    reason = None if veto is None else veto.reason if veto.version == version else marked_bad(version, vetoes)
     document = manifest.model_dump(mode="json") | {
         "identity": manifest.identity(),
         "summary": summary(manifest, at.reader),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from syncline import checkpoint
+from syncline.chain import mark_of, marked_bad, undoing
 from syncline.clock import SystemClock
 from syncline.errors import StoreMisused
 from syncline.metrics import Metrics
@@ -76,14 +77,24 @@ def mark_bad(
     """Mark a version bad: followers skip it, or leave it if they serve it."""
     at = opened_run(store, run, view, as_json)
     if undo:
-        marked = version in at.reader.vetoes()
+        before = mark_of(version, at.reader.vetoes())
         vetoes.unmark(at.reader, version)
-        at.output.line(f"version {version} {'is no longer' if marked else 'was not'} marked bad")
+        own = before is not None and before.version == version
+        at.output.line(f"version {version} {'is no longer' if own else 'was not'} marked bad")
     else:
         manifest_of(at.reader, version)
         vetoes.mark_bad(at.reader, version, reason, clock=SystemClock())
         at.output.line(f"version {version} is marked bad: {reason}")
-    at.output.result({"version": version, "bad": not undo, "reason": None if undo else reason})
+    now = at.reader.vetoes()
+    mark = mark_of(version, now)
+    if mark is not None and mark.version != version:
+        at.output.line(f"it is still skipped: {marked_bad(version, now)}; to serve it: {undoing(version, now)}")
+    for other, its in now.items():
+        if its.version == version != other:
+            at.output.line(f"version {other} changes nothing on it and goes with it")
+    at.output.result(
+        {"version": version, "bad": mark is not None, "reason": None if mark is None else mark.reason},
+    )
 
 
 def gc(

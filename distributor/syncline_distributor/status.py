@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from syncline.chain import ChainReader
+from syncline.chain import ChainReader, marked_bad
 from syncline.clock import Clock
 from syncline.errors import NotFound
 from syncline.metrics import Metrics
@@ -82,7 +82,8 @@ class Observer:
         readers = read_readers(self.reader.store, self.reader.keys, self.reader.run_record().lineage)
         self.consumers = summarize(readers, self.head.version if self.head else None, self.max_ttl_s)
         self.anchors = self.reader.anchors()
-        self.vetoes = {v: r.reason for v, r in self.reader.vetoes().items()}
+        marks = self.reader.vetoes()
+        self.vetoes = {v: r.reason if r.version == v else marked_bad(v, marks) for v, r in marks.items()}
 
 
 @dataclass(slots=True)

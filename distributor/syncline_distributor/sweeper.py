@@ -202,7 +202,10 @@ class Sweeper:
         if kind is Kind.FILE and not self.settings.nobody_writes:
             return (listed.version_of_file(key) or 0) > head
         vetoed = listed.version_of_veto(key) if kind is Kind.REST else None
-        return vetoed is not None and (vetoed in chain.bases or vetoed > head)
+        if vetoed is None:
+            return False
+        bars = any(chain.bases[v] == vetoed for v in chain.vetoed)  # a version without changes outlives its base
+        return vetoed in chain.bases or vetoed > head or bars
 
     def _since_they_came(self, needs: list[tuple[str, int | None]], chain: ChainMap) -> list[int | None]:
         """A joiner needs what was newest when it began, however many anchors appear while it downloads one."""
@@ -236,6 +239,7 @@ class Sweeper:
         """Every manifest of the view."""
         keys = self.reader.keys
         blocked: str | None = None
+        vetoes, vetoed = self.reader.vetoes(), set[int]()
         bases: dict[int, int | None] = {}
         named: set[str] = set()
         tables: set[str] = set()
@@ -248,6 +252,8 @@ class Sweeper:
                 blocked = f"version {version} cannot be read ({error}); repair or remove it by hand"
                 continue
             bases[version] = manifest.base
+            if version in vetoes:
+                vetoed.add(version)
             named |= version_keys(self.reader, version)
             tables.add(keys.chunk(manifest.tensors.blake3))
         anchors: dict[int, AnchorBody] = {}
@@ -267,7 +273,7 @@ class Sweeper:
                 newborn |= anchor_files(keys, version, body)
         skips = self._skips(listed)
         named.update(*(skip_keys(keys, skip) for skip in skips.values()))
-        chain = ChainMap(bases, frozenset(anchors), frozenset(skips), frozenset(self.reader.vetoes()))
+        chain = ChainMap(bases, frozenset(anchors), frozenset(skips), frozenset(vetoed))
         return _Found(chain, anchors, skips, frozenset(named), frozenset(newborn), frozenset(tables), blocked)
 
     def _skips(self, listed: Listing) -> dict[tuple[int, int], SkipManifest]:

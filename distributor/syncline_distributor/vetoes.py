@@ -1,4 +1,5 @@
-"""Marking a version bad: followers skip it, or leave it if they serve it. The version itself stays as it is."""
+"""Marking a version bad: followers skip it, or leave it if they serve it. The version itself stays as it is. A version
+that changes nothing on it has its weights, and is vetoed with it (`syncline.chain.vetoed`)."""
 
 from __future__ import annotations
 
@@ -20,5 +21,5 @@ def mark_bad(reader: ChainReader, version: int, reason: str, *, clock: Clock) ->
 
 
 def unmark(reader: ChainReader, version: int) -> None:
-    """Take a veto back. Followers may serve the version again."""
+    """Take a version's own veto back. Followers may serve it again, unless it changes nothing on one that is vetoed."""
     reader.store.delete(reader.keys.veto(version))

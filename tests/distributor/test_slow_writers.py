@@ -183,6 +183,7 @@ def test_a_vetoed_version_of_other_tensors_gets_an_anchor_behind_it(
     smaller = dict(list(scene.source.weights.items())[:5])
     scene.publisher.publish(smaller)
     mark_bad(scene.reader, 3, "the reward collapsed", clock=clock)
+    smaller = dict(list(scene.source.step().items())[:5])
     scene.publisher.publish(smaller)
     keeper = scene.keeper(anchor_every=0, anchor_ratio=0, skip_every=1)
     written = run_steps(keeper.steps())

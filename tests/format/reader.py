@@ -69,6 +69,19 @@ class Store:
         return [int(path.stem) for path in self.names("versions") if re.fullmatch(r"[0-9]{12}", path.stem)]
 
     def vetoed(self, version: int) -> bool:
+        """By a veto of its own, or of the version whose weights it has because nothing was changed since."""
+        at: int | None = version
+        while at is not None:
+            if self.marked(at):
+                return True
+            try:
+                found = self.manifest(f"versions/{at:012}.json", "version", at)
+            except Refused:
+                return False
+            at = None if found["chunks"] else found["base"]
+        return False
+
+    def marked(self, version: int) -> bool:
         """A veto that cannot be read counts, one of another lineage does not."""
         place = f"vetoes/{version:012}.json"
         if not self.has(self.key(place)):

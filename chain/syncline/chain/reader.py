@@ -19,6 +19,7 @@ from blake3 import blake3
 from syncline.chain.marks import Marks
 from syncline.chain.recent import Recent
 from syncline.chain.steps import Anchor
+from syncline.chain.vetoed import Vetoes
 from syncline.errors import ChunkCorrupt, Corrupt, FormatInvalid, LineageChanged, LinkMissing, NotFound, StoreMisused
 from syncline.store.base import WeightStore
 from syncline.store.first_of import first_good
@@ -33,7 +34,6 @@ from syncline.wire.records import (
     RunRecord,
     SkipManifest,
     VersionManifest,
-    VetoRecord,
 )
 from syncline.wire.tensors import TensorTable, digests_for
 
@@ -303,13 +303,14 @@ class ChainReader:
                 found.setdefault(int(match[1]), []).append(int(match[2]))
         return found
 
-    def vetoes(self) -> dict[int, VetoRecord]:
-        """Versions that were marked bad. One listing, and one request for each veto that is new.
+    def vetoes(self) -> Vetoes:
+        """Versions that were marked bad, and those that change nothing on one of them. One listing, and one request for
+        each veto that is new.
 
         A veto that cannot be read still counts: whoever wrote it wanted the version gone. One of another lineage does
         not.
         """
-        return self._marks.read(lambda: self.run_record().lineage)
+        return Vetoes(self._marks.read(lambda: self.run_record().lineage), self.manifest)
 
     def chunk(self, ref: ChunkRef | ObjectRef) -> bytes:
         """The bytes of a chunk or table, whose size and BLAKE3 are those of `ref`. LinkMissing, ChunkCorrupt."""
