@@ -146,7 +146,7 @@ def checkpoint(
         at.output,
         problems,
         {"version": version, "tensors": len(wanted), "digest": manifest.digest},
-        f"compared with version {version}: {counted(len(wanted), 'tensor')}, digest {manifest.digest}",
+        f"version {version}: {counted(len(wanted), 'tensor')} compared, digest {manifest.digest}",
     )
 
 

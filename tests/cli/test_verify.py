@@ -203,7 +203,7 @@ def test_a_folder_is_compared_with_another_version_when_asked(syncline: Call, ru
 
 def test_the_trainers_own_folder_can_be_compared(syncline: Call, run: Any) -> None:
     ended = syncline("verify", "checkpoint", run.checkpoints[2], *run.options, "--version", 2)
-    told = f"ok  compared with version 2: 3 tensors, digest {run.reader.manifest(2).digest}\n"
+    told = f"ok  version 2: 3 tensors compared, digest {run.reader.manifest(2).digest}\n"
     assert (0, told) == (ended.code, ended.out)
     ended = syncline("verify", "checkpoint", run.checkpoints[2], *run.options)
     assert 8 == ended.code
