@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import typer
 
 from syncline.chain import ChainReader, newest_allowed
-from syncline.errors import LinkMissing, NotFound, StoreDenied, VersionVetoed
+from syncline.errors import LinkMissing, NotFound, StoreDenied, StoreMisused, VersionVetoed
 from syncline.store.base import WeightStore
+from syncline.store.keys import NAME, ViewKeys
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
 from syncline.wire.records import VersionManifest, VetoRecord
@@ -78,7 +79,10 @@ def whats_there(at: Opened) -> str:
 
 def checked_url(url: str, hint: str) -> str:
     """An address given on the command line, without the slash at its end; a wrong command line when it is none."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter(f"{url!r} is no address: write http://host:port", param_hint=hint)
     return url.rstrip("/")
@@ -102,8 +106,25 @@ def newest(reader: ChainReader) -> VersionManifest:
 
 def no_versions(reader: ChainReader) -> NotFound:
     """The run is there, the view holds nothing."""
-    where = f"{reader.keys.run}/{reader.keys.view}"
-    return NotFound(f"a version of {where}", "publish one with `syncline publish`, or check --view")
+    run, view = reader.keys.run, reader.keys.view
+    if views := views_of(reader):
+        return NotFound(f"view {view} of run {run}", f"check --view; the run has {', '.join(views)}")
+    return NotFound(f"a version of {run}/{view}", "publish one with `syncline publish`")
+
+
+def views_of(reader: ChainReader) -> list[str]:
+    """The run's views that hold a version. Lists only where each begins, so only for an error; empty where this key pair
+    may not list."""
+    store, run, views, after = reader.store, reader.keys.run, list[str](), ""
+    try:
+        while (first := next(iter(store.list_after(f"{run}/", after=after, limit=1)), None)) is not None:
+            view, slash, _ = first.key.removeprefix(f"{run}/").partition("/")
+            if slash and NAME.fullmatch(view) and any(store.list_after(ViewKeys(run, view).versions, limit=1)):
+                views.append(view)
+            after = f"{run}/{view}0" if slash else first.key  # in a key's order "0" follows "/": past all of the view
+    except (StoreDenied, StoreMisused):
+        return []
+    return sorted(views)
 
 
 def newest_good(reader: ChainReader, head: int, vetoes: Mapping[int, VetoRecord]) -> int:

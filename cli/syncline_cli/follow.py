@@ -32,6 +32,7 @@ from syncline_cli.context import (
     checked_url,
     newest_good,
     opened,
+    views_of,
     whats_there,
 )
 from syncline_cli.history import summary
@@ -128,7 +129,8 @@ class _Follower:
         self._vetoes: Mapping[int, VetoRecord] = {}
         self._vetoes_at: float | None = None
         self._instead = ""
-        """What the store holds, while it does not hold the run."""
+        """What the store holds, while it does not hold the run or the view."""
+        self._views: list[str] | None = None
 
     def look(self) -> None:
         """One look at the store, and the folder brought to where it should be."""
@@ -139,6 +141,8 @@ class _Follower:
             # Listed once: what else is in the store tells a wrong name from a run that is yet to begin.
             self._instead = self._instead or f"; {whats_there(self._at)}"
             head = None
+        else:
+            self._instead = self._other_views() if head is None else ""
         if head is None:
             self.remark = f"waiting for the first version of {reader.keys.run}/{reader.keys.view}{self._instead}"
             return
@@ -152,6 +156,11 @@ class _Follower:
             self.remark = f"{marked_bad(head.version, self._vetoes)}; holding version {target} until a better one comes"
         if target != self.held:
             self._bring_to(target)
+
+    def _other_views(self) -> str:
+        if self._views is None:
+            self._views = views_of(self._at.reader)
+        return f"; the run has {', '.join(self._views)}: check --view" if self._views else ""
 
     def _bring_to(self, target: int) -> None:
         output, began = self._at.output, self._clock.monotonic()

@@ -22,9 +22,11 @@ from syncline_cli.context import (
     manifest_of,
     newest,
     newest_good,
+    no_versions,
     opened_run,
 )
 from syncline_cli.output import size
+from syncline_cli.staying import why_versions_stay
 from syncline_distributor import vetoes
 from syncline_distributor.settings import LEASE_LEAST_S, RetentionSettings
 from syncline_distributor.sweeper import Sweeper
@@ -126,6 +128,8 @@ def gc(
             param_hint="--lease-period",
         )
     at = opened_run(store, run, view, as_json, patience=WORKING)
+    if not any(at.store.list_after(at.reader.keys.prefix, limit=1)):
+        raise no_versions(at.reader)
     clock = SystemClock()
     settings = RetentionSettings(lease_period_s=lease_period, keep_versions=keep_versions, nobody_writes=nobody_writes)
     sweeper = Sweeper(at.store, at.reader, settings, Metrics())
@@ -136,7 +140,18 @@ def gc(
     total = sum(info.size for info in survey.unneeded.values())
     at.output.table(["bytes", "object"], [[str(o["bytes"]), str(o["key"])] for o in objects])
     at.output.line(f"{len(objects)} objects, {size(total)} are needed by nobody; {size(survey.kept_bytes)} stay")
-    document = {"unneeded": objects, "bytes": total, "kept_bytes": survey.kept_bytes, "deleted": 0, "deleted_bytes": 0}
+    fewer = any(key.startswith(at.reader.keys.versions) for key in survey.unneeded)
+    why = None if fewer else why_versions_stay(survey, settings, at.reader.keys.prefix)
+    if why is not None:
+        at.output.line(why)
+    document = {
+        "unneeded": objects,
+        "bytes": total,
+        "kept_bytes": survey.kept_bytes,
+        "deleted": 0,
+        "deleted_bytes": 0,
+        "why_versions_stay": why,
+    }
     if delete and objects:
         sweeper.sweep()
         at.output.note(f"marked; waiting {lease_period:.0f} s for readers that listed before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,17 @@ def test_a_run_without_versions_says_so(syncline: Call, tmp_path: Path) -> None:
         ended = syncline(*command, *options)
         assert (8, "") == (ended.code, ended.out)
         assert "a version of empty/main does not exist; publish one with `syncline publish`" in ended.err
+
+
+def test_a_view_that_does_not_exist_is_told_with_those_that_do(syncline: Call, run: Any, tmp_path: Path) -> None:
+    shutil.copytree(run.folder / "demo" / "main", run.folder / "demo" / "main-2")
+    run.store.put("demo/typo/clock", b"syncline")
+    told = "view typo of run demo does not exist; check --view; the run has main, main-2\n"
+    for command in (["log"], ["materialize", tmp_path / "out"], ["verify", "store"], ["show", 1], ["diff", 1, 2]):
+        ended = syncline(*command, *run.options, "--view", "typo")
+        assert (8, "") == (ended.code, ended.out)
+        assert ended.err.endswith(told)
+    assert syncline("gc", *run.options, "--view", "typ").code == 8
 
 
 def test_show_tells_everything_about_a_version(syncline: Call, run: Any) -> None:

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from syncline.checkpoint import OwnFiles
 from syncline.clock import SystemClock
 from syncline.store.local import LocalStore
+from syncline.wire.records import LeaseRecord
 from syncline_cli import follow as follow_module
 from syncline_distributor.publisher import Publisher
 
@@ -292,6 +293,15 @@ def test_follow_waits_for_the_first_version_and_survives_a_store_that_is_gone(
     assert [1, 1, 2, 4, 8] == clock.slept
 
 
+def test_follow_of_a_view_that_does_not_exist_names_those_that_do(
+    syncline: Call, run: Any, tmp_path: Path, scripted: Callable[..., Script]
+) -> None:
+    scripted(nothing)
+    ended = syncline("follow", tmp_path / "out", *run.options, "--view", "typo")
+    assert (130, "") == (ended.code, ended.out)
+    assert 1 == ended.err.count("waiting for the first version of demo/typo; the run has main: check --view")
+
+
 def test_follow_waits_for_a_later_version_after_one_of_a_fenced_writer(
     syncline: Call, run: Any, tmp_path: Path, trainer: Any, scripted: Callable[..., Script]
 ) -> None:
@@ -449,3 +459,26 @@ def test_gc_does_not_delete_after_a_lease_period_that_a_writer_could_outlast(col
     ended = syncline("gc", *collectable.options, "--lease-period", 1, "--delete")
     assert 2 == ended.code
     assert "--nobody-writes" in ended.err
+
+
+def test_gc_says_why_no_version_is_to_be_deleted(syncline: Call, collectable: Any) -> None:
+    options = (*collectable.options, "--lease-period", 1, "--nobody-writes")
+    young = syncline("gc", *collectable.options, "--lease-period", 7200)
+    assert "nobody needs version 1, but nothing younger than 2 h is deleted" in young.out.splitlines()
+    many = syncline("gc", *options, "--keep-versions", 100, "--json").document
+    assert "version 1 and all above it stay for the newest 100 (--keep-versions)" == many["why_versions_stay"]
+    reader = collectable.reader
+    lease = LeaseRecord(lineage=reader.run_record().lineage, version=2, ttl_ms=60_000, owner="copy")
+    collectable.store.put(reader.keys.lease("copy"), lease.encode())
+    held = syncline("gc", *options)
+    assert "version 1 and all above it stay: leases/copy.json needs version 2" in held.out.splitlines()
+    collectable.store.delete(reader.keys.lease("copy"))
+    assert syncline("gc", *options, "--json").document["why_versions_stay"] is None
+
+
+def test_gc_of_a_run_with_one_anchor_says_that_joiners_need_it(syncline: Call, trainer: Any, tmp_path: Path) -> None:
+    options = ("--store", tmp_path / "store", "--run", "new")
+    for _ in range(2):
+        assert 0 == syncline("publish", trainer.step(), *options).code
+    told = "version 1 and all above it stay for whoever joins, who starts from one of the newest 2 anchors: 1; "
+    assert f"{told}`syncline-distributor serve` writes more" in syncline("gc", *options).out.splitlines()
