@@ -85,7 +85,10 @@ def make_app(reporter: Reporter, metrics: Metrics, bell: HeadBell) -> web.Applic
         return web.json_response({"alive": reporter.alive(), "broken": broken}, status=200 if reporter.alive() else 503)
 
     async def readyz(_request: web.Request) -> web.Response:
-        return web.json_response({"ready": reporter.ready()}, status=200 if reporter.ready() else 503)
+        reason = reporter.unready()
+        if reason is None:
+            return web.json_response({"ready": True})
+        return web.json_response({"ready": False, "reason": reason}, status=503)
 
     app = web.Application()
     app.on_shutdown.append(bell.close)

@@ -67,7 +67,9 @@ class Service:
         def reader() -> ChainReader:
             return ChainReader(store, settings.run, settings.view)
 
-        self.observer = Observer(reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s)
+        self.observer = Observer(
+            reader(), clock, metrics, max_ttl_s=settings.retention.max_ttl_s, creates=settings.source is not None
+        )
         self.publisher: Publisher | None = None
         self._base: DiskBase | None = None
         self.watch: Watch | None = None

@@ -1,6 +1,7 @@
 """What `/status` says, and the observer that learns it: head, anchors and consumers, read from the store now and then.
 
     {"run", "view", "lineage",
+     "waits_for": what must be there before there is anything to look after, or null
      "head": {"version", "epoch", "step", "parent", "base", "digest", "age_seconds"} or null,
      "chain": {"anchor", "skip", "length", "bytes", "full_bytes"} or null      newest anchor and what follows it
      "anchors": [version, …],  "vetoes": {"version": "reason"},
@@ -22,7 +23,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import structlog
+
 from syncline.chain import ChainReader, marked_bad
+from syncline.chain.runs import runs_held
 from syncline.clock import Clock
 from syncline.errors import NotFound
 from syncline.metrics import Metrics
@@ -33,6 +37,8 @@ from syncline_distributor.loops import Loop
 from syncline_distributor.publisher import Publisher
 from syncline_distributor.sweeper import Swept
 from syncline_distributor.watch import Watch
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -51,6 +57,10 @@ class Observer:
     vetoes: dict[int, str] = field(default_factory=dict[int, str])
     looked: bool = False
     """Whether the store answered at least once."""
+    waits_for: str | None = None
+    """Why there is no head to look for: the run is not there, and another process has to create it."""
+    creates: bool = False
+    """This process creates the run itself, once its source holds something."""
     on_head: Callable[[VersionManifest], None] | None = None
     """Called from the observer's thread when head moved."""
     _ticks: int = 0
@@ -59,15 +69,24 @@ class Observer:
         try:
             head = self.reader.head()
         except NotFound:
+            self._miss()
             self.looked = True
-            return self.poll_s  # no run yet
-        self.looked = True
+            return self.poll_s
+        self.looked, self.waits_for = True, None
         if head is not None and (self.head is None or head.version != self.head.version):
             self.seen(head)
         if self._ticks % self.consumers_every == 0:
             self._look_around()
         self._ticks += 1
         return self.poll_s
+
+    def _miss(self) -> None:
+        """The run is not there. Said once: the trainer may be about to create it, or the name may be wrong."""
+        if self.waits_for is not None or self.creates:
+            return
+        run, store = self.reader.keys.run, self.reader.store
+        self.waits_for = f"run {run} does not exist in {store.url} yet; {runs_held(store)}; check --run"
+        log.warning("waiting", waits_for=self.waits_for, run=run, phase="observe")
 
     def seen(self, head: VersionManifest) -> None:
         """A version is known to be committed: from the store, or from the publisher of this very process."""
@@ -107,6 +126,7 @@ class Reporter:
             "run": keys.run,
             "view": keys.view,
             "lineage": o.head.lineage if o.head is not None else None,
+            "waits_for": o.waits_for,
             "head": _head(o.head, o.clock.now()),
             "chain": self._chain(),
             "anchors": o.anchors,
@@ -139,11 +159,17 @@ class Reporter:
         """No loop met an error that nobody foresaw."""
         return not any(loop.broken for loop in self.loops)
 
-    def ready(self) -> bool:
-        """The store answered, and a process that was started to publish may, and has a source to publish from."""
-        may_publish = self.publisher is None or self.publisher.fenced is None
-        has_source = self.watch is None or self.watch.state.listable
-        return self.observer.looked and may_publish and has_source
+    def unready(self) -> str | None:
+        """Why not to rely on this process; None when it is ready: the store answered, and a process that was started to
+        publish may, and has a source to publish from."""
+        if self.publisher is not None and self.publisher.fenced is not None:
+            return self.publisher.fenced
+        if not self.observer.looked:
+            observing = next((loop.error for loop in self.loops if loop.name == "observe"), None)
+            return observing or "the store has not answered yet"
+        if self.watch is not None and not self.watch.state.listable:
+            return self.watch.state.waits_for or "the source was not looked at yet"
+        return None
 
 
 def _head(head: VersionManifest | None, now: float) -> dict[str, Any] | None:

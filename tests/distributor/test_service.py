@@ -29,7 +29,7 @@ from syncline_distributor.consumers import read_readers, summarize
 from syncline_distributor.loops import Loop
 from syncline_distributor.options import parse_settings
 from syncline_distributor.settings import Completion, NonFinite
-from syncline_distributor.status import Observer
+from syncline_distributor.status import Observer, Reporter
 
 NEEDED = ["--store", "/s", "--run", "r", "--state-dir", "/d"]
 
@@ -121,6 +121,31 @@ def test_an_observer_tells_of_every_new_head_once(
     assert [1, 2] == seen
 
 
+def test_a_run_that_is_not_there_is_told_once_with_those_that_are_and_waited_for(
+    store: MemoryStore, clock: ManualClock, publisher: Any, trainer: Any
+) -> None:
+    publisher(run="here").publish(trainer().weights)
+    observer = Observer(ChainReader(store, "run"), clock, Metrics())
+    reporter = Reporter(observer, None, None, None, [], None)
+    assert "the store has not answered yet" == reporter.unready()
+    with capture_logs() as said:
+        for _ in range(3):
+            observer.tick()
+    words = f"run run does not exist in {store.url} yet; it holds here; check --run"
+    assert [("warning", words)] == [(line["log_level"], line["waits_for"]) for line in said]
+    assert (words, None) == (reporter.status()["waits_for"], reporter.unready())
+    publisher().publish(trainer().weights)
+    observer.tick()
+    assert None is reporter.status()["waits_for"]
+
+
+def test_a_process_that_creates_the_run_itself_does_not_wait_for_it(store: MemoryStore, clock: ManualClock) -> None:
+    observer = Observer(ChainReader(store, "run"), clock, Metrics(), creates=True)
+    with capture_logs() as said:
+        observer.tick()
+    assert ([], None, True) == (said, observer.waits_for, observer.looked)
+
+
 def test_a_loop_ends_for_good_on_an_error_that_nobody_foresaw() -> None:
     stop, said = threading.Event(), iter([0.0, ZeroDivisionError("odd")])
 
@@ -181,11 +206,16 @@ class Running:
             return json.loads(text) if "json" in answer.headers.get("Content-Type", "") else text
 
     def ready(self) -> bool:
+        return self.unready() is None
+
+    def unready(self) -> str | None:
+        """The reason that `/readyz` gives; None when it says ready."""
         try:
-            return self.get("/readyz")["ready"] is True
+            assert {"ready": True} == self.get("/readyz")
         except urllib.error.HTTPError as error:
             assert 503 == error.code
-            return False
+            return json.loads(error.read())["reason"]
+        return None
 
     def wait_for(self, path: str, pattern: str) -> None:
         self.until(lambda: re.search(pattern, self.get(path)) is not None)
@@ -262,7 +292,7 @@ def test_watch_is_not_ready_while_its_source_is_missing_nor_after_another_writer
     service = start("watch", *common, *watch)
     service.until(lambda: service.get("/status")["source"]["phase"] == "waiting")
     assert f"{tmp_path / 'runs'} cannot be listed" in service.get("/status")["source"]["waits_for"]
-    assert not service.ready()
+    assert service.unready() == service.get("/status")["source"]["waits_for"]
     (tmp_path / "runs").mkdir()
     service.until(service.ready)  # a trainer that waits for this service may be what fills the folder
     assert "holds no checkpoint yet" in service.get("/status")["source"]["waits_for"]
@@ -271,7 +301,7 @@ def test_watch_is_not_ready_while_its_source_is_missing_nor_after_another_writer
     service.until(lambda: service.get("/status")["source"]["published"] == "checkpoint-1")
     publisher(on=open_store(str(tmp_path / "store"))).open()
     service.until(lambda: service.get("/status")["writer"]["fenced"] is not None)
-    assert not service.ready()
+    assert service.unready() == service.get("/status")["writer"]["fenced"]
     service.until(lambda: "stopped" == service.get("/status")["source"]["phase"])
     assert 1 == service.end()
 
