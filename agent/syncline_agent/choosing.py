@@ -9,8 +9,8 @@ from syncline.chain import newest_allowed, undoing
 from syncline.clock import Clock
 from syncline.errors import LinkMissing, NotFound, Retryable, VersionVetoed
 from syncline.wire.records import VersionManifest, VetoRecord
-from syncline_agent.background import Chain
 from syncline_agent.engine import Applied
+from syncline_agent.nodecheckpoint import Chain
 from syncline_agent.policy import Target
 
 

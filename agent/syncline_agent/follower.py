@@ -185,8 +185,8 @@ class Follower:
         if self._chain is None:
             try:
                 chain = self._chains(target.run, target.view)
-            except NotFound:
-                self._error = f"run {target.run} does not exist in the store yet; waiting for its first version"
+            except NotFound as error:
+                self._error = f"waiting for the first version: {error}"
                 return None
             self._checkpoint.check_lineage(chain)
             self._chain = chain

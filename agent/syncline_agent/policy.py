@@ -65,6 +65,18 @@ class _TargetModel(_Model):
     generation: Annotated[int, Field(ge=0)] = 0
 
 
+_NAME = "a name: lower-case letters, digits, '.', '_', '-', at most 63 characters"
+MUST_BE = {
+    "run": _NAME,
+    "view": _NAME,
+    "policy": '"keep", "drain" or "abort"',
+    "version": '{"mode": "Latest"} or {"mode": "Pinned", "version": 2}',
+    "suspend": "true or false",
+    "generation": "a whole number, 0 or more",
+}
+"""The fields of a target, in the words of who writes one."""
+
+
 class TargetFile:
     """The watched file; `poll` is cheap enough for every tick."""
 
@@ -115,13 +127,26 @@ class TargetFile:
 def parse_target(data: bytes | str) -> Target:
     """Read a target; ValueError that names the field otherwise."""
     try:
-        model = _TargetModel.model_validate(json.loads(data))
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'target'}: {e['msg']}" for e in error.errors()[:3])
-        raise ValueError(problems) from None
+        value = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
     except RecursionError:
         raise ValueError("nested too deep") from None
+    try:
+        model = _TargetModel.model_validate(value)
+    except ValidationError as error:
+        # A set of the fields at fault: two faults of one field are told once.
+        raise ValueError("; ".join(dict.fromkeys(_problem(e["type"], e["loc"]) for e in error.errors()))) from None
     return Target(model.run, model.view, Policy(model.policy), model.version.version, model.suspend, model.generation)
+
+
+def _problem(kind: str, place: tuple[int | str, ...]) -> str:
+    if not place:
+        return "it must be a JSON object"
+    field = str(place[0])
+    if field not in MUST_BE:
+        return f"unknown field {field!r:.80}; there are {', '.join(MUST_BE)}"
+    return f"{field} is missing" if kind == "missing" and len(place) == 1 else f"{field} must be {MUST_BE[field]}"
 
 
 def encode_target(target: Target) -> str:

@@ -13,7 +13,7 @@ from aiohttp import web
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
-from syncline.errors import SynclineError
+from syncline.errors import NotFound, SynclineError
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
 from syncline.store.first_of import FirstOf
@@ -33,6 +33,7 @@ from syncline_agent.nodefiles import NodeFiles
 from syncline_agent.policy import TargetFile
 from syncline_agent.reading import NodeReader
 from syncline_agent.reporting import Reporter
+from syncline_agent.runs import instead_of
 from syncline_agent.server import make_app
 from syncline_agent.settings import AgentSettings
 from syncline_agent.status import Identity
@@ -110,10 +111,23 @@ def _chains(
 
     store = sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources], damaged=damaged)
 
+    told: dict[str, str] = {}
+    """What the store holds in place of a run: asked once, for what is not there is asked for at every poll."""
+
     def make(run: str, view: str) -> Chain:
         fetcher = Fetcher(sources, files, executor=pool, fetched=reporter.fetched, retried=reporter.retried)
         reader = NodeReader(store, run, view, fetcher=fetcher, files=files)
-        return Chain(reader.run_record(), reader, fetcher)
+        try:
+            record = reader.run_record()
+        except NotFound as error:
+            hint = told.get(run) or instead_of(sources[-1].store)
+            if hint is None:
+                raise
+            told.clear()
+            told[run] = hint
+            raise NotFound(f"run {run}", hint) from error
+        told.clear()
+        return Chain(record, reader, fetcher)
 
     return make
 

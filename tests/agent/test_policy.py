@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.versions import Policy
-from syncline_agent.policy import Target, TargetFile, encode_target, parse_target
+from syncline_agent.policy import MUST_BE, Target, TargetFile, encode_target, parse_target
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?", fullmatch=True)
 
@@ -31,21 +31,46 @@ def test_every_target_is_read_back_from_its_text(
     assert target == parse_target(encode_target(target))
 
 
+VERSIONS = r'^version must be \{"mode": "Latest"\} or \{"mode": "Pinned", "version": 2\}$'
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"run": "Upper"}, "run"),
-        ({"policy": "wait"}, "policy"),
-        ({"version": {"mode": "Pinned"}}, "Pinned takes a version"),
-        ({"version": {"mode": "Latest", "version": 3}}, "Latest takes none"),
-        ({"version": {"mode": "Pinned", "version": 0}}, "version"),
-        ({"suspended": True}, "suspended"),
-        ({"generation": -1}, "generation"),
+        ({"run": "Upper"}, "^run must be a name: "),
+        ({"policy": "wait"}, '^policy must be "keep", "drain" or "abort"$'),
+        ({"version": 2}, VERSIONS),
+        ({"version": {"mode": "Pinned"}}, VERSIONS),
+        ({"version": {"mode": "Latest", "version": 3}}, VERSIONS),
+        ({"version": {"mode": "Pinned", "version": 0}}, VERSIONS),
+        ({"version": {"mode": "latest", "number": 1}}, VERSIONS),
+        ({"suspended": True}, "^unknown field 'suspended'; there are run, view, policy, version, suspend, generation$"),
+        ({"suspend": "maybe"}, "^suspend must be true or false$"),
+        ({"generation": -1}, "^generation must be a whole number, 0 or more$"),
+        ({"run": "Upper", "generation": 0.5}, "^run must be a name: .*; generation must be a whole number"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         parse_target(json.dumps({"run": "r", **change}))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", r"^not JSON \(Expecting property name"),
+        (b"\xff\xfe\xfa", r"^not JSON \("),
+        ("[]", "^it must be a JSON object$"),
+        ("{}", "^run is missing$"),
+    ],
+)
+def test_what_is_no_target_at_all_is_said(text: str | bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_target(text)
+
+
+def test_every_field_of_a_target_is_told_to_who_writes_an_unknown_one() -> None:
+    assert list(MUST_BE) == list(json.loads(encode_target(Target("r"))))
 
 
 def test_a_broken_edit_leaves_the_last_good_target_in_force(tmp_path: Path) -> None:

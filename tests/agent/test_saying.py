@@ -8,7 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
+from syncline_agent.policy import Target
 from syncline_agent.status import Phase
+from syncline_distributor.publisher import Publisher
 
 
 def said(lines: list[Any], *events: str) -> list[tuple[str, str]]:
@@ -70,6 +72,27 @@ def test_a_broken_target_file_is_logged_once_and_its_end_once(world: Any) -> Non
     wrong, right = (events[0], "warning"), (events[1], "info")
     assert [wrong, right, wrong] == said(lines, *events)
     assert not [line for line in lines if line["event"] == "held up" and "not a target" in line["error"]]
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are_and_the_store_is_listed_once(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.publish()
+    replica = world.replica(target=Target("rum", generation=1))
+    listings: list[str] = []
+    list_after = world.store.list_after
+    monkeypatch.setattr(
+        world.store, "list_after", lambda prefix, **how: listings.append(prefix) or list_after(prefix, **how)
+    )
+    with capture_logs() as lines:
+        tick(world, replica, 6)
+    error = replica.node.reporter.status.error
+    assert f"check the run name in target.json; the store ({world.store.url}) holds run" in error
+    assert [("held up", "warning")] == said(lines, "held up")
+    assert ["", ""] == listings  # one for each run, and one that finds no other
+    Publisher(world.store, "rum", clock=world.clock, random=world.random).publish(world.weights)
+    world.run(replica, lambda s: s.in_service)
+    assert None is replica.node.reporter.status.error
 
 
 def test_counters_in_a_reason_make_it_no_new_one(world: Any) -> None:

@@ -174,14 +174,18 @@ def test_two_versions_are_staged_committed_undone_and_swept_through_the_socket(
 def test_an_error_of_the_arm_is_that_error_at_the_agent(
     server: ArmServer, connect: Callable[..., Rank], ask: Ask, tmp_path: Path
 ) -> None:
-    connect()
-    assert server.wait_connected(10)
-    with pytest.raises(DigestMismatch):
-        server.stage(ask(2, 3))
-    with pytest.raises(LayoutRefused):
-        server.undo(1)
-    with pytest.raises(EngineUnavailable, match="FileNotFoundError"):
-        server.stage(ask(1, 2, table=tmp_path / "gone.json"))
+    with capture_logs() as lines:
+        connect()
+        assert server.wait_connected(10)
+        with pytest.raises(DigestMismatch):
+            server.stage(ask(2, 3))
+        with pytest.raises(LayoutRefused):
+            server.undo(1)
+        with pytest.raises(EngineUnavailable, match="FileNotFoundError"):
+            server.stage(ask(1, 2, table=tmp_path / "gone.json"))
+    failed = [(line["call"], line["log_level"]) for line in lines if line["event"] == "arm call failed"]
+    # To ask for an undo that is not kept is the usual way back, and no fault.
+    assert [("stage", "warning"), ("ready", "info"), ("stage", "warning")] == failed
 
 
 def test_two_ranks_commit_as_one(run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask) -> None:
@@ -386,7 +390,9 @@ def test_an_arm_that_comes_again_and_again_is_said_once_a_reason(node: Path, con
         (node / "arm.token").write_text("wrong\n")
         wait_until(lambda: "wrong token" in lines[-1].get("reason", ""))
     turned_away = [line["reason"] for line in lines if line["event"] == "arm turned away"]
-    assert ["this agent serves pool other, pod is of pool pool"] == turned_away[:1]
+    assert [
+        "this agent serves pool other, pod is of pool pool; start one of them with the other's --pool"
+    ] == turned_away[:1]
     assert 2 == len(turned_away)
 
 

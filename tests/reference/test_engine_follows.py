@@ -130,7 +130,7 @@ def test_an_engine_waits_for_its_checkpoint_and_says_so(
         wait_until(lambda: str(tiny.checkpoint) in engine.http.get("/readyz").json()["reason"])
         answer = engine.http.get("/readyz")
         assert 503 == answer.status_code
-        assert "waiting for" in answer.json()["reason"]
+        assert answer.json()["reason"].startswith("waiting for the checkpoint, which the agent writes: ")
         assert 200 == engine.http.get("/livez").status_code
         assert 503 == engine.http.post("/v1/completions", json={"prompt": "1"}).status_code
         wait_until(lambda: len(looks) >= 3)
@@ -330,6 +330,19 @@ def test_a_config_that_nobody_foresaw_is_said_and_the_engine_starts_when_it_is_m
     wait_until(lambda: "can be loaded" in engine.http.get("/readyz").json()["reason"])
     file.write_text(good)
     engine.wait_ready()
+
+
+def test_without_the_characters_answers_are_token_ids_and_the_log_says_why(tiny: Any, engine_here: Start) -> None:
+    (tiny.checkpoint / "character_tokenizer.json").rename(tiny.checkpoint / "tokenizer.json")
+    with capture_logs() as lines:
+        engine = engine_here()
+    assert 1 == sum("tokenizer.json is not read" in line["event"] for line in lines)
+    plain = {"prompt": [3, 4], "max_tokens": 5}
+    choice = engine.http.post("/v1/completions", json=plain).json()["choices"][0]
+    assert ("", 5) == (choice["text"], len(choice["token_ids"]))
+    refused = engine.http.post("/v1/completions", json={"prompt": "1+2="})
+    assert 400 == refused.status_code
+    assert "tokenizer.json is not read by the reference engine; give token ids" in refused.json()["error"]["message"]
 
 
 def test_sweeps_go_on_after_one_that_could_not_end(

@@ -111,9 +111,10 @@ def test_what_cannot_be_served_is_refused_by_its_field(body: dict[str, Any], par
 
 def test_text_needs_a_tokenizer() -> None:
     bare = Limits("tiny", 15, 64, None)
-    assert [[3, 4]] == parse({"prompt": [3, 4]}, bare, random.Random(1)).prompts
+    bare_request = parse({"prompt": [3, 4]}, bare, random.Random(1))
+    assert ([[3, 4]], True) == (bare_request.prompts, bare_request.return_token_ids)
     for body in ({"prompt": "1"}, {"prompt": [3], "stop": "1"}):
-        with pytest.raises(BadRequest, match="no tokenizer"):
+        with pytest.raises(BadRequest, match=r"tokenizer\.json is not read by the reference engine"):
             parse(body, bare, random.Random(1))
 
 

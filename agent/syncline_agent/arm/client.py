@@ -16,7 +16,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from syncline.errors import EngineUnavailable, ProtocolViolation
+from syncline.errors import EngineUnavailable, LayoutRefused, ProtocolViolation
 from syncline.logs import logger
 from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
@@ -204,7 +204,10 @@ class ArmClient:
         try:
             answer = self._do(call)
         except Exception as error:
-            self._log.warning("arm call failed", call=call.type, error=type(error).__name__, reason=str(error))
+            # The agent asks for an undo first and brings a checkpoint if there is none: no fault of anything.
+            usual = isinstance(call, Ready) and call.undo and isinstance(error, LayoutRefused)
+            say = self._log.info if usual else self._log.warning
+            say("arm call failed", call=call.type, error=type(error).__name__, reason=str(error))
             answer = messages.failure(call.id, error)
         if self._channel is not channel:
             # The hello of a later connection may have been written before this call had ended.

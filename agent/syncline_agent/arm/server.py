@@ -266,7 +266,9 @@ class ArmServer:
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             raise ProtocolViolation(f"wrong token; give the engine the token file {self._token_file.name} of this node")
         if self._pool is not None and hello.pool != self._pool:
-            raise ProtocolViolation(f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}")
+            raise ProtocolViolation(
+                f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}; start one of them with the other's --pool"
+            )
         rank = Rank(channel, hello)
         self._island.join(rank, lambda: channel.send(messages.Welcome(protocol=messages.PROTOCOL)))
         return rank

@@ -20,7 +20,7 @@ from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.reference.loading import Loaded, load
 from syncline_agent.reference.model import Decoder
-from syncline_agent.reference.requests import Limits
+from syncline_agent.reference.requests import NO_TOKENIZER, Limits
 from syncline_agent.reference.scheduler import Scheduler
 from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience
 
@@ -74,7 +74,8 @@ class ReferenceEngine:
         self.settings = settings
         self._clock, self._random, self._metrics, self._log = clock, randomness, metrics, log
         self._running: Running | None = None
-        self._waiting_for = "the checkpoint"
+        self._waiting = "waiting for the checkpoint"
+        """While nothing is loaded: for what, and why."""
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
@@ -88,7 +89,7 @@ class ReferenceEngine:
         """Why no request can be served now, in words; None when proven and the agent has not turned the arm away."""
         running = self._running
         if running is None:
-            return f"waiting for {self._waiting_for}"
+            return self._waiting
         if running.live.error is not None:
             return running.live.error
         if not running.live.in_service:
@@ -124,6 +125,8 @@ class ReferenceEngine:
             token_file=settings.token_file,
             log=self._log,
         )
+        if loaded.tokenizer is None:
+            self._log.warning(f"{NO_TOKENIZER}; give token ids")
         limits = Limits(settings.model, loaded.config.vocab, decoder.max_len, loaded.tokenizer)
         scheduler.start()
         arm.start()
@@ -139,15 +142,16 @@ class ReferenceEngine:
                 loaded = load(settings.checkpoint, device=settings.device, clock=self._clock)
                 decoder = Decoder(loaded.config, loaded.weights, slots=settings.slots, max_len=settings.max_len)
             except (SourceNotReady, CheckpointBusy) as error:
-                if self._waiting_for != str(error):
+                waiting = f"waiting for the checkpoint, which the agent writes: {error}"
+                if self._waiting != waiting:
                     self._log.info("waiting for the checkpoint (the agent writes it)", reason=str(error))
-                self._waiting_for = str(error)
+                self._waiting = waiting
                 self._stopping.wait(LOOK_S)
             except Exception as error:  # a config or a device that nobody foresaw: said, and tried again
-                waiting_for = f"a checkpoint that can be loaded: {error}"
-                if self._waiting_for != waiting_for:
+                waiting = f"waiting for a checkpoint that can be loaded: {error}"
+                if self._waiting != waiting:
                     self._log.error("checkpoint not loaded", error=type(error).__name__, reason=str(error))
-                self._waiting_for = waiting_for
+                self._waiting = waiting
                 self._stopping.wait(RETRY_S)
             else:
                 applied = loaded.live.applied

@@ -28,6 +28,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "suffix": (None, ""),
 }
 """Fields that this engine does not have, with the values that ask for nothing."""
+NO_TOKENIZER = "there is no character_tokenizer.json, and tokenizer.json is not read by the reference engine"
 KNOWN = {
     *NEUTRAL,
     *("prompt", "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "stream"),
@@ -120,7 +121,8 @@ def parse(body: Any, limits: Limits, randomness: random.Random) -> CompletionReq
         logprobs=logprobs,
         stream=fields.flag("stream"),
         include_usage=_include_usage(body.get("stream_options")),
-        return_token_ids=fields.flag("return_token_ids"),
+        # Without a tokenizer there is no text, and the ids are all of the answer.
+        return_token_ids=limits.tokenizer is None or fields.flag("return_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
         request_id=checked_id(fields.text("request_id", None)),
     )
@@ -179,7 +181,7 @@ def _prompts(value: Any, limits: Limits) -> list[list[int]]:
 def _prompt(value: Any, limits: Limits) -> list[int]:
     if isinstance(value, str):
         if limits.tokenizer is None:
-            raise BadRequest("this checkpoint has no tokenizer; give the prompt as token ids", "prompt")
+            raise BadRequest(f"{NO_TOKENIZER}; give token ids", "prompt")
         try:
             return limits.tokenizer.encode(value)
         except Rejected as error:
@@ -197,7 +199,7 @@ def _stops(value: Any, limits: Limits) -> list[str]:
     if not isinstance(stops, list) or len(stops) > STOPS_MAX or any(not isinstance(s, str) or not s for s in stops):
         raise BadRequest(f"stop must be a string or up to {STOPS_MAX} strings, none of them empty", "stop")
     if stops and limits.tokenizer is None:
-        raise BadRequest("this checkpoint has no tokenizer, so there is no text to stop at", "stop")
+        raise BadRequest(f"{NO_TOKENIZER}; there is no text to stop at", "stop")
     return stops
 
 
