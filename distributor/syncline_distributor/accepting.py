@@ -31,6 +31,20 @@ def check_kind(weights: object) -> None:
         raise LayoutRefused(f"publish was handed a {type(weights).__name__}; {_instead(weights)}")
 
 
+def check_files(files: Mapping[str, object]) -> None:
+    """SourceInvalid for what is to go beside the weights and is not there; better known before the first publish."""
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            continue
+        if not isinstance(content, Path):
+            raise SourceInvalid(
+                f"files[{name!r}] is a {type(content).__name__}; give the file's bytes, or its path as pathlib.Path"
+            )
+        if not content.is_file():
+            found = "is no file" if content.exists() else "does not exist"
+            raise SourceInvalid(f"files[{name!r}]: {content} {found}; give a path that is there, or leave {name} out")
+
+
 def source_of(weights: Weights, *, files: Files, column_split: tuple[str, ...]) -> WeightSource:
     """The source that `weights` of an accepted kind are. `files` belong to a mapping."""
     if isinstance(weights, Path):

@@ -4,8 +4,11 @@ environment."""
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from syncline.errors import SynclineError
 from syncline.logs import LEVELS
@@ -28,6 +31,8 @@ DESCRIPTION = """The trainer's side. `watch` publishes every checkpoint that a t
 trainer. Both write anchors and skip deltas, collect what nobody needs, and answer /status, /head, /metrics, /livez and
 /readyz. Exit status after SIGTERM or SIGINT: 0, or 1 when another
 writer had taken over (/readyz says so at once); 2 for settings that cannot be used."""
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> ServiceSettings:
@@ -118,12 +123,12 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
         state_dir=Path(given.state_dir),
         source=given.source if watching else None,
         host=given.host,
-        port=_at_least(0, given.port, "--port"),
+        port=_port(given.port),
         workers=_at_least(1, given.workers, "--workers"),
         log_format=given.log_format,
         log_level=given.log_level,
         publish=PublishSettings(
-            nonfinite=NonFinite(given.nonfinite) if watching else NonFinite.PUBLISH,
+            nonfinite=_one_of(NonFinite, given.nonfinite, "--nonfinite") if watching else NonFinite.PUBLISH,
             verify_every=_at_least(0, given.verify_every, "--verify-every") if watching else 0,
             max_shard_bytes=shard,
             choice=choice,
@@ -147,7 +152,7 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
 
 
 def _watch(given: argparse.Namespace) -> WatchSettings:
-    completion = Completion.MARKER if given.marker else Completion(given.complete)
+    completion = Completion.MARKER if given.marker else _one_of(Completion, given.complete, "--complete")
     if completion is Completion.MARKER and not given.marker:
         raise ValueError("--complete marker needs --marker NAME")
     return WatchSettings(
@@ -160,15 +165,36 @@ def _watch(given: argparse.Namespace) -> WatchSettings:
     )
 
 
+def _one_of(kind: type[Choice], text: str, flag: str) -> Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        *others, last = kind
+        raise ValueError(f"{flag} must be {', '.join(others)} or {last}, not {text}") from None
+
+
 def _at_least(least: int, text: str, flag: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
     if value < least:
-        raise ValueError(f"{flag} is at least {least}, not {text}")
+        raise ValueError(f"{flag} is a whole number of at least {least}, not {text}")
     return value
 
 
+def _port(text: str) -> int:
+    port = _at_least(0, text, "--port")
+    if port > 65535:
+        raise ValueError(f"--port is at most 65535, not {text}")
+    return port
+
+
 def _seconds(text: str, flag: str, *, least: float = 0) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not least <= value < 1e9:
         raise ValueError(f"{flag} is a number of at least {least:g}, not {text}")
     return value

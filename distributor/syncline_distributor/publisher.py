@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
 
 import structlog
 
@@ -21,9 +22,10 @@ from syncline.clock import Clock, SystemClock, system_random
 from syncline.errors import ChainBroken, Corrupt, LineageChanged, Rejected, SynclineError
 from syncline.metrics import Metrics
 from syncline.store.base import WeightStore
+from syncline.store.open import open_store
 from syncline.wire.digest import Digest, total
 from syncline.wire.records import ObjectRef, VersionManifest, pack_digests
-from syncline_distributor.accepting import Weights, check_kind, source_of
+from syncline_distributor.accepting import Weights, check_files, check_kind, source_of
 from syncline_distributor.bases import Base, MemoryBase
 from syncline_distributor.committing import Writer, create_or_read_run, new_nonce
 from syncline_distributor.drafting import Draft, Drafter, Laps, empty_draft, put_table
@@ -43,7 +45,7 @@ class Publisher:
 
     def __init__(
         self,
-        store: WeightStore,
+        store: WeightStore | str | Path,
         run: str,
         *,
         view: str = "main",
@@ -56,16 +58,20 @@ class Publisher:
         files: Files | None = None,
         device: str | None = None,
     ) -> None:
-        """`files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own.
+        """`store` may be a url or a folder, as `open_store` takes them.
+
+        `files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own.
 
         With a `device` ("cuda:0") the base is kept there, and steps are compared and encoded there: for a trainer whose weights are
         on a GPU with room for a second copy.
         """
-        self.reader = ChainReader(store, run, view)
-        self._store = store
         self._settings = settings or PublishSettings()
         self._clock = clock or SystemClock()
         self._random = random or system_random()
+        if isinstance(store, str | Path):
+            store = open_store(str(store), clock=self._clock, rng=self._random, metrics=metrics)
+        self.reader = ChainReader(store, run, view)
+        self._store = store
         self._measures = PublishMeasures(metrics or Metrics(), run, view)
         self._executor = executor
         self._uploaders = (
@@ -133,6 +139,7 @@ class Publisher:
 
     def open_steps(self) -> Steps[None]:
         """`open`, a step at a time."""
+        check_files(self._files)
         keys = self.reader.keys
         record = create_or_read_run(
             self._store,

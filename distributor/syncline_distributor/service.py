@@ -183,8 +183,14 @@ def open_source(settings: ServiceSettings, url: str, *, clock: Clock, random: ra
 @contextmanager
 def only_one(state_dir: Path) -> Generator[None]:
     """Hold the state directory for this process. Rejected when another one works in it."""
-    state_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise Rejected(
+            f"--state-dir {state_dir} cannot be used: {error.strerror or error}; give a folder that this process may "
+            "write, or one that can be made"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +212,15 @@ async def serve(service: Service) -> int:
     runner = web.AppRunner(make_app(service.reporter, service.metrics, bell), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, service.settings.host, service.settings.port)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        why = os.strerror(error.errno) if error.errno > 0 else error.strerror  # a name that is not known is below 0
+        raise Rejected(
+            f"cannot listen at {service.settings.host}:{service.settings.port}: {why}; give another --port, or another "
+            "--host"
+        ) from None
     host, port = runner.addresses[0][:2]
     log.info(
         "listening",

@@ -14,7 +14,9 @@ import torch
 from structlog.testing import capture_logs
 from torch.testing._internal.two_tensor import TwoTensor
 
+from syncline.chain import ChainReader
 from syncline.errors import LayoutRefused, Rejected, SourceInvalid, SourceNotReady
+from syncline.store.local import LocalStore
 from syncline.store.memory import MemoryStore
 from syncline.wire.tensors import TensorTable
 from syncline_distributor import Bits, Publisher
@@ -198,3 +200,27 @@ def test_more_tensors_than_a_table_holds_are_refused_before_anything_is_stored(
     with pytest.raises(LayoutRefused, match=rf"50 tensors .*{most}.*stack small tensors"):
         publisher().publish(weights)
     assert [] == [i.key for i in store.list_after("run/main/")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Path("nothere") / "config.json", "does not exist; give a path that is there, or leave config.json out"),
+        (Path("/"), "/ is no file"),
+        ("config.json", "is a str; give the file's bytes, or its path as pathlib.Path"),
+    ],
+    ids=["missing", "folder", "text"],
+)
+def test_a_file_that_is_to_go_beside_the_weights_and_is_not_there_costs_no_run(
+    publisher: Make, store: MemoryStore, given: Any, said: str
+) -> None:
+    with pytest.raises(SourceInvalid, match=r"^files\['config.json'\]") as refused:
+        publisher(files={"config.json": given}).open()
+    assert said in str(refused.value)
+    assert [] == list(store.list_after(""))
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_store_may_be_named_by_its_folder(tmp_path: Path, kind: type) -> None:
+    assert 1 == Publisher(kind(tmp_path / "store"), "run").publish({"w": UNITS}).version
+    assert [1] == ChainReader(LocalStore(tmp_path / "store"), "run").versions()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from syncline.chain import ChainReader
@@ -25,6 +27,7 @@ from syncline.metrics import Metrics
 from syncline.store.memory import MemoryStore
 from syncline.store.open import open_store
 from syncline.wire.records import ConsumerRecord
+from syncline_distributor.__main__ import main
 from syncline_distributor.consumers import read_readers, summarize
 from syncline_distributor.loops import Loop
 from syncline_distributor.options import parse_settings
@@ -59,13 +62,17 @@ def test_a_marker_sets_how_checkpoints_complete() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--anchor-every", "-1"], "--anchor-every is at least 0"),
+        (["--anchor-every", "-1"], "--anchor-every is a whole number of at least 0"),
         (["--run", "Not A Name"], "is not a name"),
         (["--complete", "marker"], "--marker NAME"),
-        (["--complete", "soon"], "soon"),
+        (["--complete", "renamed"], "--complete must be stable, rename or marker, not renamed"),
+        (["--nonfinite", "refuse"], "--nonfinite must be Publish or Refuse, not refuse"),
+        (["--port", "http"], "--port is a whole number of at least 0, not http"),
+        (["--port", "65536"], "--port is at most 65535, not 65536"),
+        (["--poll-seconds", "1s"], "--poll-seconds is a number of at least 0, not 1s"),
         (["--lease-seconds", "-3"], "--lease-seconds"),
         (["--retention", "maybe"], "on or off"),
-        (["--keep-anchors", "0"], "--keep-anchors is at least 1"),
+        (["--keep-anchors", "0"], "--keep-anchors is a whole number of at least 1"),
         (["--codec", "zip"], "codec 'zip' is not auto or one of"),
         (["--link-mbit", "0"], "--link-mbit is a number of at least 0.001"),
     ],
@@ -325,6 +332,24 @@ def test_serve_looks_after_a_run_that_its_trainer_publishes(
     assert reader.anchors()[-1] > 1
     assert (None, None) == (service.get("/status")["writer"], service.get("/status")["source"])
     assert 0 == service.end()
+
+
+@pytest.mark.parametrize("taken", ["port", "host", "state-dir"])
+def test_a_port_or_a_folder_that_cannot_be_had_is_told_with_its_flag(
+    tmp_path: Path, taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        given, said = {
+            "port": (str(listening.getsockname()[1]), "Address already in use; give another --port"),
+            "host": ("192.0.2.1", "Cannot assign requested address; give another --port, or another --host"),
+            "state-dir": (str(tmp_path / "file"), f"--state-dir {tmp_path / 'file'} cannot be used: File exists; give"),
+        }[taken]
+        flags = {"store": str(tmp_path / "store"), "run": "run", "state-dir": str(tmp_path / "state"), taken: given}
+        assert 2 == main(["serve", *(part for flag, text in flags.items() for part in (f"--{flag}", text))])
+    structlog.reset_defaults()
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("syncline-distributor: ")]
+    assert said in line
 
 
 def test_the_environment_alone_is_enough(tmp_path: Path) -> None:
