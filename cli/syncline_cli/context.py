@@ -81,6 +81,7 @@ def checked_url(url: str, hint: str) -> str:
     """An address given on the command line, without the slash at its end; a wrong command line when it is none."""
     try:
         parts = urlsplit(url)
+        _ = parts.port  # raises for one that is none
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -157,6 +157,8 @@ def test_a_store_that_is_down_ends_with_3(syncline: Call, monkeypatch: pytest.Mo
         ["verify"],
         ["verify", "replica", "127.0.0.1:9401", "--store", "s", "--run", "r"],
         ["verify", "replica", "ftp://host", "--store", "s", "--run", "r"],
+        ["verify", "replica", "http://[host", "--store", "s", "--run", "r"],
+        ["verify", "replica", "http://host:port", "--store", "s", "--run", "r"],
     ],
 )
 def test_a_wrong_command_line_ends_with_2(syncline: Call, words: list[str]) -> None:

@@ -80,8 +80,15 @@ def test_an_open_store_retries_and_counts() -> None:
         "s3://bucket?endpoint=http://user:pass@host",
         "s3://bucket?enpoint=http://host",
         "s3://bucket/" + "p" * 200,
+        "s3://bu..cket",
+        "s3://bucket.-of",
+        "s3://127.0.0.1/prefix",
         "s3://[bucket",
         "s3://bucket?endpoint=http://[host",
+        "s3://bucket?endpoint=http://host:port",
+        "s3://bucket?endpoint=http://host:99999",
+        "s3://bucket?endpoint=http://::1:8333",
+        "s3://bucket?endpoint=http://:8333",
         "file://[host/folder",
         "https://[host",
     ],
@@ -96,7 +103,7 @@ def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
     [
         ("http://127.0.0.1:8333", "write s3://bucket/prefix?endpoint=http://127.0.0.1:8333"),
         ("https://host/bucket/some/prefix/", "write s3://bucket/some/prefix?endpoint=https://host"),
-        ("s3://ab", "a bucket name has 3 to 63 characters, lower-case letters, digits, '.' and '-'"),
+        ("s3://ab", "a bucket name has 3 to 63 characters, lower-case letters, digits, '-' and single '.'"),
     ],
 )
 def test_what_to_write_instead_is_told(url: str, instead: str) -> None:

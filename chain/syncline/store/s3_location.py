@@ -14,7 +14,8 @@ from syncline.errors import StoreDenied, StoreMisused
 from syncline.store.bounds import checked_key
 
 DEFAULT_REGION = "us-east-1"
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.))(?!\d+(\.\d+){3}$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""As the S3 client takes them: no dot beside a dot or a hyphen, and no address."""
 _HOST = re.compile(r"[A-Za-z0-9.\-\[\]:]+")
 _PREFIX_MAX = 120
 _HOLDS_A_CREDENTIAL = (
@@ -29,6 +30,13 @@ def split_url(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:
         raise StoreMisused(f"the store's url cannot be read ({error}); write s3://bucket/prefix or a folder") from None
+
+
+def _is_host(where: SplitResult) -> bool:
+    try:
+        return where.port != 0 and bool(where.hostname) and _HOST.fullmatch(where.netloc) is not None
+    except ValueError:  # a port that is none
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class S3Location:
         if not _BUCKET.fullmatch(parts.netloc):
             raise StoreMisused(
                 f"{url}: {parts.netloc!r} is not a bucket name; write s3://bucket/prefix, where a bucket name has 3 to 63 "
-                "characters, lower-case letters, digits, '.' and '-'"
+                "characters, lower-case letters, digits, '-' and single '.'"
             )
         prefix = parts.path.strip("/")
         if prefix and len(checked_key(prefix)) > _PREFIX_MAX:
@@ -82,7 +90,7 @@ class S3Location:
         where = split_url(endpoint)
         if "@" in where.netloc:
             raise StoreMisused(_HOLDS_A_CREDENTIAL)
-        if where.scheme not in ("http", "https") or not _HOST.fullmatch(where.netloc) or where.path.strip("/"):
+        if where.scheme not in ("http", "https") or not _is_host(where) or where.path.strip("/"):
             raise StoreMisused(
                 f"{url}: the endpoint must be http://host:port or https://host:port; it comes from the url's endpoint=, "
                 "else from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
