@@ -81,7 +81,7 @@ class NodeCheckpoint:
         self._lock = threading.RLock()
         self._marker: Marker | None = None
         self._loaded = False
-        self._examination = Examination(self.path)
+        self._examination = Examination(self.path, files.root / "checkpoint.files")
 
     def marker(self) -> Marker | None:
         """What the checkpoint holds; None when there is none that is whole. The first call recovers from a crash."""
@@ -116,8 +116,10 @@ class NodeCheckpoint:
         fetched, of the oldest version that the way needs."""
         with self._writing():
             self.check_lineage(chain)
+            self._examination.rewriting()
             self._trying.info("joining", run=chain.run.run, version=version)
             self._materialized(chain, version, self.path, vetoed, starts_from)
+            self._examination.written()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from syncline.checkpoint import Checkpoint
 from syncline.checkpoint.marker import OwnFiles
 from syncline_agent import examining
+from syncline_distributor.publisher import Publisher
 
 
 def weights(folder: Path) -> Path:
@@ -71,6 +72,36 @@ def test_a_checkpoint_that_no_engine_can_open_is_written_again_while_none_is_the
     told = [line["event"] for line in lines if line["event"].startswith(f"the checkpoint in {folder} is damaged (")]
     no_marker = damage in (DAMAGES["marker removed"], shutil.rmtree)
     assert (0 if restart and no_marker else 1) == len(told)  # a start without a marker is a node's first
+
+
+@pytest.mark.parametrize("restart", [True, False], ids=["the agent starts", "the agent runs on"])
+def test_a_checkpoint_whose_config_is_gone_is_written_again_and_one_that_was_added_to_is_not(
+    world: Any, tmp_path: Path, restart: bool
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    world.publisher.close()
+    world.publisher = Publisher(
+        world.store, "run", settings=world.publisher._settings, files={"config.json": config}, clock=world.clock
+    )
+    world.publish(2)
+    replica = world.replica()
+    world.follow(replica, 2)
+    replica.stop_engine()
+    folder = replica.node.checkpoint.path
+    (folder / "notes.txt").write_text("mine")
+    for wrong in (False, True):
+        if wrong:
+            (folder / "config.json").unlink()
+        if restart:
+            replica.restart_agent()
+        with capture_logs() as lines:
+            for _ in range(3):
+                world.pass_time(replica.node.follower.tick())
+        assert wrong == any("config.json is missing" in line["event"] for line in lines)
+        assert "{}" == (folder / "config.json").read_text()
+        assert wrong == (not (folder / "notes.txt").exists())
+    world.follow(replica, 2)
 
 
 @pytest.mark.parametrize("damage", [shorten, lengthen], ids=["truncated", "appended"])
