@@ -228,7 +228,7 @@ class Fleet:
             head = self.truth.listed_head()
             if head is not None and not self.calm:
                 if vetoed and self.random.random() < 0.6:
-                    unmark(self.truth, self.random.choice(sorted(vetoed)))
+                    unmark(self.truth, self.random.choice(sorted({mark.version for mark in vetoed.values()})))
                 elif self.random.random() < 0.5:
                     mark_bad(
                         self.truth, max(1, head.version - self.random.randrange(2)), "reward fell", clock=self.clock
