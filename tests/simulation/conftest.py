@@ -211,15 +211,17 @@ class Fleet:
         return self.random.uniform(0, 2)
 
     def _collect(self) -> float:
+        oldest = self.truth.versions()[:1]
         try:
             if self._sweeper is None:
                 store = self._faulty()
                 settings = RetentionSettings(lease_period_s=60.0, keep_anchors=1)
                 self._sweeper = Sweeper(store, ChainReader(store, "run"), settings, Metrics())
-            if self._sweeper.sweep().deleted:
-                self.count("collected")
+            self._sweeper.sweep()
         except SynclineError:
-            self.count("sweep failed")
+            self.count("sweep failed")  # it may have deleted before that
+        if oldest != self.truth.versions()[:1]:
+            self.count("collected")
         return self.random.uniform(10, 40)
 
     def _veto(self) -> float:

@@ -35,8 +35,11 @@ def test_a_seed_replays_the_same_run(fleet_of: Callable[[int], Any]) -> None:
 def test_the_runs_meet_what_they_are_meant_to_meet(fleet_of: Callable[[int], Any]) -> None:
     """Otherwise the invariants would hold for want of trouble."""
     fleet = fleet_of(9)
-    fleet.run(3000)
     wanted = {"published", "trainer killed", "kept", "collected", "vetoed", "engine killed", "bit flipped"}
+    fleet.run(3000)
+    for _ in range(8):  # a sweep seldom gets far in such weather: when one does is a matter of luck
+        if not wanted <= fleet.counts.keys():
+            fleet.run(1000)
     assert wanted <= fleet.counts.keys()
     assert sum(1 for what in fleet.counts if what.startswith("killed at")) >= 5
     fleet.settle()
