@@ -216,7 +216,8 @@ async def serve(service: Service) -> int:
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        why = os.strerror(error.errno) if error.errno > 0 else error.strerror  # a name that is not known is below 0
+        code = error.errno or 0
+        why = os.strerror(code) if code > 0 else error.strerror  # a name that is not known is below 0
         raise Rejected(
             f"cannot listen at {service.settings.host}:{service.settings.port}: {why}; give another --port, or another "
             "--host"
