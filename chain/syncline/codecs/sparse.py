@@ -19,6 +19,7 @@ from syncline.codecs.compressed import zstd_compress, zstd_expand
 from syncline.errors import FrameCorrupt
 from syncline.kernels.gaps import max_bytes, read_gaps, write_gaps
 from syncline.wire.limits import CODEC_SPARSE
+from syncline.wire.varint import put_varint
 
 Bytes = NDArray[np.uint8]
 
@@ -68,11 +69,7 @@ class SparseCodec(Unshared):
 def _put_part(out: bytearray, data: bytes) -> None:
     packed = zstd_compress(data)
     small = len(packed) < len(data)
-    value = 2 * len(packed if small else data) + small
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
+    put_varint(out, 2 * len(packed if small else data) + small)
     out += packed if small else data
 
 

@@ -24,6 +24,7 @@ from syncline.wire.limits import (
     SECTION_PARAMS_MAX_BYTES,
     TENSORS_MAX,
 )
+from syncline.wire.varint import put_varint
 
 HEADER = struct.Struct("<4sHH16sIII")
 """magic, format, flags (0), nonce, sections, tables, directory bytes."""
@@ -86,22 +87,22 @@ def pack(chunk: Chunk) -> bytes:
     bodies: list[memoryview | bytes] = []
     for table in chunk.tables:
         directory.append(table.codec)
-        _put_varint(directory, len(table.data))
+        put_varint(directory, len(table.data))
         bodies.append(table.data)
     previous_tensor = 0
     for section in chunk.sections:
-        _put_varint(directory, section.tensor - previous_tensor)
+        put_varint(directory, section.tensor - previous_tensor)
         previous_tensor = section.tensor
         directory.append(section.codec)
-        _put_varint(directory, len(section.params))
+        put_varint(directory, len(section.params))
         directory += section.params
-        _put_varint(directory, len(section.frames))
+        put_varint(directory, len(section.frames))
         expected = 0
         for frame in section.frames:
-            _put_varint(directory, frame.index - expected)
+            put_varint(directory, frame.index - expected)
             expected = frame.index + 1
-            _put_varint(directory, frame.changed)
-            _put_varint(directory, len(frame.payload))
+            put_varint(directory, frame.changed)
+            put_varint(directory, len(frame.payload))
             directory += _CRC.pack(frame_checksum(section.tensor, section.codec, frame))
             bodies.append(frame.payload)
     header = HEADER.pack(
@@ -187,15 +188,6 @@ def parse(
     if not reader.at_end or cursor != len(body):
         raise FormatInvalid(f"{what} has bytes that belong to nothing")
     return Chunk(bytes(nonce), sections, tables)
-
-
-def _put_varint(out: bytearray, value: int) -> None:
-    if value < 0:
-        raise ValueError(f"{value} cannot be written: sections or frames are out of order")
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
 
 
 class _Directory:

@@ -14,6 +14,7 @@ from syncline.errors import FormatInvalid, FrameCorrupt
 from syncline.kernels import clock, clock_decoding, clock_encoding
 from syncline.kernels.clock import Alphabet
 from syncline.wire.limits import CODEC_CONTEXT
+from syncline.wire.varint import put_varint
 
 LANES_MAX = 32
 LANE_SHIFT_MIN, LANE_SHIFT_USUAL, LANE_SHIFT_MAX = 10, 15, 30
@@ -74,7 +75,7 @@ class ContextCodec:
 
     def params(self, table: int) -> bytes:
         out = bytearray()
-        _put(out, table)
+        put_varint(out, table)
         out.append(self.lane_shift)
         return bytes(out)
 
@@ -99,7 +100,7 @@ class ContextCodec:
         parts = [words[begin : row * (lane + 1)] for lane, begin in enumerate(begins.tolist())]
         lengths = bytearray()
         for part in parts[:-1]:
-            _put(lengths, part.size)
+            put_varint(lengths, part.size)
         return bytes(lengths) + b"".join(part.tobytes() for part in parts)
 
     def decode(self, payload: memoryview, frame: Units, *, changed: int) -> None:
@@ -134,13 +135,6 @@ def split_lanes(payload: memoryview, lanes: int) -> tuple[NDArray[np.uint16], ND
         raise FrameCorrupt("context: the lanes are longer than the payload, or a word is cut")
     ends[lanes] = left // 2
     return np.frombuffer(payload, np.dtype("<u2"), offset=at), ends
-
-
-def _put(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
 
 
 def _take(payload: memoryview, at: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from syncline.errors import FormatInvalid
 from syncline.kernels.clock import VALUE_BITS
 from syncline.kernels.vectors import planes
+from syncline.wire.varint import put_varint
 
 CONTEXTS = 256
 SYMBOLS = 256
@@ -84,23 +85,23 @@ class ContextTable:
     def _encoded(self) -> bytes:
         # The default is what most contexts have, so that few need a name.
         out = bytearray([self.zone_bits])
-        _put(out, len(self.lists))
+        put_varint(out, len(self.lists))
         for entries in self.lists:
-            _put(out, len(entries))
+            put_varint(out, len(entries))
             for symbol, frequency in entries:
-                _put(out, symbol)
-                _put(out, frequency)
+                put_varint(out, symbol)
+                put_varint(out, frequency)
         pairs = list(zip(self.widths, self.of_context, strict=True))
         default = max(sorted(set(pairs)), key=pairs.count)
-        _put(out, default[0])
-        _put(out, default[1])
+        put_varint(out, default[0])
+        put_varint(out, default[1])
         named = [(context, pair) for context, pair in enumerate(pairs) if pair != default]
-        _put(out, len(named))
+        put_varint(out, len(named))
         expected = 0
         for context, (width, number) in named:
-            _put(out, context - expected)
-            _put(out, width)
-            _put(out, number)
+            put_varint(out, context - expected)
+            put_varint(out, width)
+            put_varint(out, number)
             expected = context + 1
         return bytes(out)
 
@@ -125,13 +126,6 @@ class ContextTable:
             pairs[context] = (reader.varint(limit), reader.varint(len(lists) - 1))
         reader.end()
         return cls(zone_bits, tuple(w for w, _ in pairs), tuple(lists), tuple(n for _, n in pairs))
-
-
-def _put(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
 
 
 class _Reader:
