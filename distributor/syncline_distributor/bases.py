@@ -8,7 +8,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from shutil import rmtree
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from syncline.chain import AnchorStep, ChainReader, plan
 from syncline.checkpoint import Checkpoint, materialize
 from syncline.checkpoint.advancing import PUBLISHER_POINTS
-from syncline.delta import MAPPED_SPAN_BYTES, CodecChoice, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
+from syncline.delta import MAPPED_SPAN_BYTES, Delta, digest_tensor, scatter, stage_tensor
 from syncline.errors import DigestMismatch, FormatInvalid
 from syncline.versions import Link
 from syncline.wire.digest import Digest
 from syncline.wire.records import ChunkRef, VersionManifest
 from syncline.wire.tensors import TensorSpec, TensorTable, digests_for
 from syncline.wire.tiling import Tiling
-from syncline_distributor.changes import HostStep, StepEncoder
+from syncline_distributor.changes import HostStep, Step, StepEncoder
 from syncline_distributor.disk import bring, parse_delta, tiling_of
 from syncline_distributor.uploading import FolderSpool, MemorySpool, Spool
 from syncline_distributor.weights import Files, WeightSource
@@ -69,15 +69,7 @@ class Base(Protocol):
         """The tensor's flat units; only read."""
         ...
 
-    def step(
-        self,
-        table: TensorTable,
-        tiling: Tiling,
-        *,
-        choice: CodecChoice,
-        nonce: Callable[[], bytes],
-        sink: Callable[[ChunkRef, bytes], None],
-    ) -> StepEncoder:
+    def step(self, step: Step) -> StepEncoder:
         """An encoder of the next delta against what is held."""
         ...
 
@@ -126,21 +118,8 @@ class MemoryBase:
     def units(self, tensor: int) -> NDArray[Any]:
         return self._units[tensor]
 
-    def step(
-        self,
-        table: TensorTable,
-        tiling: Tiling,
-        *,
-        choice: CodecChoice,
-        nonce: Callable[[], bytes],
-        sink: Callable[[ChunkRef, bytes], None],
-    ) -> StepEncoder:
-        return HostStep(
-            self,
-            table,
-            DeltaEncoder(table, tiling, choice=choice, nonce=nonce, sink=sink, executor=self._executor),
-            executor=self._executor,
-        )
+    def step(self, step: Step) -> StepEncoder:
+        return HostStep(self, step, executor=self._executor)
 
     def files(self) -> Files:
         return self._files
@@ -248,29 +227,8 @@ class DiskBase:
         assert self._checkpoint is not None
         return self._checkpoint.units(self.table.tensors[tensor].name)
 
-    def step(
-        self,
-        table: TensorTable,
-        tiling: Tiling,
-        *,
-        choice: CodecChoice,
-        nonce: Callable[[], bytes],
-        sink: Callable[[ChunkRef, bytes], None],
-    ) -> StepEncoder:
-        return HostStep(
-            self,
-            table,
-            DeltaEncoder(
-                table,
-                tiling,
-                choice=choice,
-                nonce=nonce,
-                sink=sink,
-                executor=self._executor,
-                span_bytes=MAPPED_SPAN_BYTES,
-            ),
-            executor=self._executor,
-        )
+    def step(self, step: Step) -> StepEncoder:
+        return HostStep(self, step, executor=self._executor, span_bytes=MAPPED_SPAN_BYTES)
 
     def files(self) -> Files:
         return beside_weights(self._folder) if self.manifest is not None else {}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from syncline.delta import DeltaEncoder, EncodedDelta, digest_tensor
+from syncline.delta import SPAN_BYTES, CodecChoice, DeltaEncoder, EncodedDelta, digest_tensor
 from syncline.errors import DigestMismatch
 from syncline.wire.digest import Digest
+from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
 from syncline_distributor.weights import WeightSource
 
 
@@ -23,6 +26,19 @@ class Change:
     """Of the new weights."""
     nonfinite: int
     """NaN or Inf among the changed values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be encoded, and where to."""
+
+    table: TensorTable
+    tiling: Tiling
+    choice: CodecChoice
+    nonce: Callable[[], bytes]
+    """16 random bytes a chunk."""
+    sink: Callable[[ChunkRef, bytes], None]
+    """Takes each chunk once it is complete."""
 
 
 class StepEncoder(Protocol):
@@ -47,11 +63,19 @@ class HostStep:
     """Weights in this process's memory, or in files that it maps."""
 
     def __init__(
-        self, base: HoldsUnits, table: TensorTable, encoder: DeltaEncoder, *, executor: Executor | None = None
+        self, base: HoldsUnits, step: Step, *, executor: Executor | None = None, span_bytes: int = SPAN_BYTES
     ) -> None:
         self._base = base
-        self._table = table
-        self._encoder = encoder
+        self._table = step.table
+        self._encoder = DeltaEncoder(
+            step.table,
+            step.tiling,
+            choice=step.choice,
+            nonce=step.nonce,
+            sink=step.sink,
+            executor=executor,
+            span_bytes=span_bytes,
+        )
         self._executor = executor
 
     def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from syncline.delta import CodecChoice, Delta, EncodedDelta
+from syncline.delta import Delta, EncodedDelta
 from syncline.delta.device.encoding import DeviceEncoder
 from syncline.delta.device.memory import to_device, to_host
 from syncline.delta.device.staging import digest, stage
 from syncline.wire.digest import Digest
-from syncline.wire.records import ChunkRef
-from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tensors import TensorSpec
 from syncline.wire.tiling import Tiling
 from syncline_distributor.bases import MemoryBase
-from syncline_distributor.changes import Change, StepEncoder, damaged
+from syncline_distributor.changes import Change, Step, StepEncoder, damaged
 from syncline_distributor.weights import MappingWeights, WeightSource
 
 
@@ -44,18 +42,8 @@ class DeviceBase(MemoryBase):
         """The tensor's flat units on the device; only read."""
         return self._units[tensor]
 
-    def step(
-        self,
-        table: TensorTable,
-        tiling: Tiling,
-        *,
-        choice: CodecChoice,
-        nonce: Callable[[], bytes],
-        sink: Callable[[ChunkRef, bytes], None],
-    ) -> StepEncoder:
-        return DeviceStep(
-            self, table, tiling, DeviceEncoder(table, tiling, device=self.device, choice=choice, nonce=nonce, sink=sink)
-        )
+    def step(self, step: Step) -> StepEncoder:
+        return DeviceStep(self, step)
 
     def _kept(self, units: NDArray[Any]) -> Tensor:
         return to_device(np.array(units, copy=True), self.device)
@@ -75,11 +63,13 @@ class DeviceBase(MemoryBase):
 class DeviceStep:
     """Weights and base in device memory."""
 
-    def __init__(self, base: DeviceBase, table: TensorTable, tiling: Tiling, encoder: DeviceEncoder) -> None:
+    def __init__(self, base: DeviceBase, step: Step) -> None:
         self._base = base
-        self._table = table
-        self._tiling = tiling
-        self._encoder = encoder
+        self._table = step.table
+        self._tiling = step.tiling
+        self._encoder = DeviceEncoder(
+            step.table, step.tiling, device=base.device, choice=step.choice, nonce=step.nonce, sink=step.sink
+        )
 
     def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
         spec = self._table.tensors[tensor]

@@ -22,6 +22,7 @@ from syncline.wire.records import AnchorBody, ChunkRef, Statistics
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_distributor.bases import Base
+from syncline_distributor.changes import Step
 from syncline_distributor.settings import NonFinite, PublishSettings
 from syncline_distributor.steps import Steps, reach
 from syncline_distributor.uploading import Uploads
@@ -81,9 +82,7 @@ class Drafter:
         assert base.manifest is not None
         base.spool.clear()
         table = source.table
-        step = base.step(
-            table, self.tiling, choice=self.settings.choice, nonce=lambda: self.random.randbytes(16), sink=uploads.put
-        )
+        step = base.step(Step(table, self.tiling, self.settings.choice, lambda: self.random.randbytes(16), uploads.put))
         digests = list(digests)
         for tensor, spec in enumerate(table.tensors):
             try:

@@ -6,13 +6,14 @@ weights without writing to them; `scatter` writes what was staged; `read_back` l
 
 from syncline.delta.choice import CodecChoice
 from syncline.delta.encode import DeltaEncoder, EncodedDelta, TensorChange
-from syncline.delta.grouping import MAPPED_SPAN_BYTES
+from syncline.delta.grouping import MAPPED_SPAN_BYTES, SPAN_BYTES
 from syncline.delta.parsed import Delta
 from syncline.delta.staged import StagedFrame, StagedTensor, read_back, scatter, stage_tensor, stage_whole
 from syncline.delta.sums import count_nonfinite, digest_tensor
 
 __all__ = [
     "MAPPED_SPAN_BYTES",
+    "SPAN_BYTES",
     "CodecChoice",
     "Delta",
     "DeltaEncoder",
