@@ -28,7 +28,7 @@ from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.asked import check_asked
-from syncline_agent.arm.memory import HostMemory, Memory, Units
+from syncline_agent.arm.memory import HostMemory, UnitMemory, Units
 from syncline_agent.arm.staging import Staged, stage
 from syncline_agent.arm.sweeping import SLICE_UNITS, Walks, units_digest
 from syncline_agent.engine import Applied, StageRequest, StageResult
@@ -55,7 +55,7 @@ class LiveWeights:
         self,
         table: TensorTable,
         tiling: Tiling | None,
-        tensors: Mapping[str, Units] | Memory,
+        tensors: Mapping[str, Units] | UnitMemory,
         *,
         clock: Clock | None = None,
         executor: Executor | None = None,
@@ -63,7 +63,7 @@ class LiveWeights:
         """`tensors`: flat views by owner's name, or another kind of memory. `tiling` None: the first stage tells it."""
         self.table = table
         self._tiling = tiling
-        self._memory: Memory = HostMemory(table, tensors) if isinstance(tensors, Mapping) else tensors
+        self._memory: UnitMemory = HostMemory(table, tensors) if isinstance(tensors, Mapping) else tensors
         self._clock = clock or SystemClock()
         self._executor = executor
         self._lock = threading.Lock()  # guards the memory while it is written or a slice of it is read, and all state

@@ -17,7 +17,7 @@ from syncline.delta import Delta, StagedTensor, stage_tensor, stage_whole
 from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused
 from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
-from syncline_agent.arm.memory import Memory
+from syncline_agent.arm.memory import UnitMemory
 from syncline_agent.arm.sweeping import units_digest
 from syncline_agent.engine import DeltaFiles, StageRequest
 
@@ -40,7 +40,7 @@ class Staged:
 
 
 def stage(
-    table: TensorTable, request: StageRequest, memory: Memory, digests: Sequence[Digest], executor: Executor | None
+    table: TensorTable, request: StageRequest, memory: UnitMemory, digests: Sequence[Digest], executor: Executor | None
 ) -> Staged:
     """The changes of a request that was checked. DigestMismatch, before anything is written, when they lead elsewhere
     than to its target."""
@@ -58,7 +58,7 @@ def stage(
 
 
 def stage_deltas(
-    table: TensorTable, request: StageRequest, memory: Memory, digests: Sequence[Digest], executor: Executor | None
+    table: TensorTable, request: StageRequest, memory: UnitMemory, digests: Sequence[Digest], executor: Executor | None
 ) -> Staged:
     """Decode the request's deltas in a row against live memory, frame by frame."""
     staged: list[StagedTensor] = []
@@ -72,7 +72,9 @@ def stage_deltas(
     return Staged(staged, list(digests), after)
 
 
-def stage_checkpoint(table: TensorTable, request: StageRequest, memory: Memory, executor: Executor | None) -> Staged:
+def stage_checkpoint(
+    table: TensorTable, request: StageRequest, memory: UnitMemory, executor: Executor | None
+) -> Staged:
     """Diff a whole checkpoint of the target with live memory, whatever that holds."""
     assert request.checkpoint is not None
     checkpoint = Checkpoint.open(request.checkpoint)

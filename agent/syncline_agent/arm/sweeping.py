@@ -18,7 +18,7 @@ from syncline.kernels.digest import change_digest, digest_units
 from syncline.wire.digest import Digest, seeds
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
-from syncline_agent.arm.memory import Memory, Units
+from syncline_agent.arm.memory import UnitMemory, Units
 
 SLICE_UNITS = 1 << 20
 """About a millisecond of one core: how long a sweep may keep a commit waiting."""
@@ -68,7 +68,7 @@ class _Walk:
 class Walks:
     """The sweeps that are under way."""
 
-    def __init__(self, table: TensorTable, memory: Memory, lock: threading.Lock, clock: Clock) -> None:
+    def __init__(self, table: TensorTable, memory: UnitMemory, lock: threading.Lock, clock: Clock) -> None:
         """`lock` is held by whoever writes to `memory`, and here for a slice at a time."""
         self._table = table
         self._memory = memory

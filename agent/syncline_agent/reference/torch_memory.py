@@ -15,7 +15,7 @@ from syncline.delta import StagedTensor
 from syncline.errors import LayoutRefused
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
-from syncline_agent.arm.memory import HostMemory, Memory, Units
+from syncline_agent.arm.memory import HostMemory, UnitMemory, Units
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DTYPES = {
@@ -35,7 +35,7 @@ _DTYPES = {
 }
 
 
-def memory_of(table: TensorTable, weights: Mapping[str, torch.Tensor]) -> Memory:
+def memory_of(table: TensorTable, weights: Mapping[str, torch.Tensor]) -> UnitMemory:
     """The weights as memory; LayoutRefused by name where they are not what the table says."""
     flat: dict[str, torch.Tensor] = {}
     for spec in table.tensors:

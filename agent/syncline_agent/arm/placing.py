@@ -1,0 +1,230 @@
+"""Where the frames of a run lie in a rank's memory: a pure function of its layout and the run's tiling.
+
+Most frames lie *in place*: as rows that are evenly apart in one store, so that whatever works on a frame of a tensor
+works on them (wire.tiling.Frame, in the store). Others are *strewn*: held in part, turned around, or in more than one
+block. It reads no memory and knows no deltas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from syncline.wire.tiling import Frame, FrameGrid, Tiling
+from syncline_agent.arm.layout import Band, Block, Layout, row_major, shape_of, split_axis
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is held of one frame within one band: the least that has a digest of its own."""
+
+    frame: int
+    band: int
+    """Place in the layout's bands of the tensor."""
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A frame that is held whole and lies as rows."""
+
+    index: int
+    frame: Frame
+    """In the tensor."""
+    part: int
+    """Place in `Places.parts`."""
+    store: int
+    there: Frame
+    """In the store. Its rows may be others than the tensor's: position p of the frame is the p-th of them all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A box of a strewn frame, and where it lies."""
+
+    part: int
+    start: tuple[int, ...]
+    """In the tensor, as `Block.start`."""
+    size: tuple[int, ...]
+    store: int
+    base: int
+    """In the store, of its first unit."""
+    strides: tuple[int, ...]
+
+    @property
+    def units(self) -> int:
+        return prod(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Strewn:
+    """A frame that is held in part, or does not lie as rows."""
+
+    index: int
+    frame: Frame
+    spots: Sequence[Spot]
+
+    @property
+    def is_whole(self) -> bool:
+        """Held whole: its units can be collected from live memory. Else the rest of it is known only to a shadow."""
+        return sum(spot.units for spot in self.spots) == self.frame.units
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The held frames of one tensor."""
+
+    frames: Mapping[int, InPlace | Strewn]
+    """By index in the tensor's grid, ascending."""
+    parts: Sequence[Part]
+    """Ascending by frame, then by band."""
+
+
+def place(layout: Layout, tensor: int, tiling: Tiling) -> Places:
+    """Where the tensor's frames lie."""
+    spec, blocks, bands = layout.table.tensors[tensor], layout.blocks[tensor], layout.bands[tensor]
+    shape, grid = shape_of(spec), spec.grid(tiling)
+    frames: dict[int, InPlace | Strewn] = {}
+    parts: list[Part] = []
+    if not blocks:
+        return Places(frames, parts)
+    axis = split_axis(spec)
+    if prod(shape[:axis]) != grid.outer or shape[axis] != grid.axis:
+        axis = 0  # the grid took it instead
+    for index in range(grid.count):
+        frame = grid.frame(index)
+        found = [
+            (_band(bands, start), start, size, block)
+            for low, high in _boxes(shape, axis, grid, frame)
+            for block in blocks
+            if (box := _common(low, high, block)) is not None
+            for start, size in [box]
+        ]
+        if not found:
+            continue
+        first = len(parts)
+        held = sorted({band for band, *_ in found})
+        part_of = {band: first + n for n, band in enumerate(held)}
+        parts += [Part(index, band, sum(prod(s) for b, _, s, _ in found if b == band)) for band in held]
+        there = _in_place(frame, found[0][-1], shape, axis, found)
+        if there is not None:
+            frames[index] = InPlace(index, frame, first, found[0][-1].store, there)
+            continue
+        spots = [
+            Spot(part_of[band], start, size, block.store, _base(block, start), block.strides)
+            for band, start, size, block in found
+        ]
+        frames[index] = Strewn(index, frame, spots)
+    return Places(frames, parts)
+
+
+def rows(base: int, size: Sequence[int], strides: Sequence[int]) -> Iterator[Frame]:
+    """A box as rows, in the order of its units: one frame where it lies evenly, else one for each leading index."""
+    dims: list[tuple[int, int]] = []
+    for n, stride in zip(size, strides, strict=True):
+        if n == 1:
+            continue
+        if dims and dims[-1][1] == n * stride:
+            dims[-1] = dims[-1][0] * n, stride
+        else:
+            dims.append((n, stride))
+    if not dims:
+        dims = [(1, 1)]
+    if dims[-1][1] != 1:
+        dims.append((1, 1))
+    *leading, (length, _) = dims
+    outer, (runs, apart) = (leading[:-1], leading[-1]) if leading else ([], (1, length))
+    for indices in product(*(range(n) for n, _ in outer)):
+        yield Frame(base + sum(i * s for i, (_, s) in zip(indices, outer, strict=True)), runs, length, apart)
+
+
+def rows_in_tensor(shape: Sequence[int], spot: Spot) -> Iterator[Frame]:
+    """The spot's units as rows of the tensor itself, in their order."""
+    strides = row_major(shape)
+    return rows(sum(i * s for i, s in zip(spot.start, strides, strict=True)), spot.size, strides)
+
+
+_Found = tuple[int, tuple[int, ...], tuple[int, ...], Block]
+"""Band, start, size and block of a box."""
+
+
+def _in_place(frame: Frame, block: Block, shape: Sequence[int], axis: int, found: Sequence[_Found]) -> Frame | None:
+    """The whole frame as one set of rows of the block's store, or None."""
+    if sum(prod(size) for _, _, size, _ in found) != frame.units or any(b is not block for *_, b in found):
+        return None
+    if len(found) == 1:
+        _, start, size, _ = found[0]
+    else:  # a piece of one index of the axis, in several boxes: rows only where what it is a piece of is one row
+        inner = prod(shape[axis + 1 :])
+        if block.size[axis + 1 :] != tuple(shape[axis + 1 :]) or _row(block, axis + 1) != inner:
+            return None
+        start = (*(0 for _ in shape[:axis]), frame.base // inner, *(0 for _ in shape[axis + 1 :]))
+        size = (*shape[:axis], 1, *shape[axis + 1 :])
+        lying = list(rows(_base(block, start), size, block.strides))
+        if len(lying) != 1:
+            return None
+        apart = lying[0].stride if lying[0].runs == frame.runs else inner
+        return Frame(lying[0].base + frame.base % inner, frame.runs, frame.length, apart)
+    lying = rows(_base(block, start), size, block.strides)
+    only = next(lying)
+    return only if only.units == frame.units else None
+
+
+def _row(block: Block, axis: int) -> int:
+    """Units of the dimensions from `axis` on, where they lie without gaps; else 0."""
+    lying = list(rows(0, block.size[axis:], block.strides[axis:]))
+    return lying[0].length if len(lying) == 1 and lying[0].runs == 1 else 0
+
+
+def _base(block: Block, start: Sequence[int]) -> int:
+    return block.offset + sum(
+        (at - first) * stride for at, first, stride in zip(start, block.start, block.strides, strict=True)
+    )
+
+
+def _band(bands: Sequence[Band], start: Sequence[int]) -> int:
+    return next(place for place, band in enumerate(bands) if band.low <= start[band.axis] < band.high)
+
+
+def _common(low: Sequence[int], high: Sequence[int], block: Block) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    start = tuple(map(max, low, block.start))
+    size = tuple(
+        min(top, first + n) - at for top, first, n, at in zip(high, block.start, block.size, start, strict=True)
+    )
+    return None if min(size) < 1 else (start, size)
+
+
+def _boxes(
+    shape: Sequence[int], axis: int, grid: FrameGrid, frame: Frame
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The frame as boxes [low, high) of the tensor."""
+    outer, inner = tuple(shape[:axis]), tuple(shape[axis + 1 :])
+    index, first = divmod(frame.base, grid.inner)
+    if grid.pieces == 1:
+        yield (*(0 for _ in outer), index, *(0 for _ in inner)), (*outer, index + frame.length // grid.inner, *inner)
+        return
+    for low, high in _range(inner, first, first + frame.length):
+        yield (*(0 for _ in outer), index, *low), (*outer, index + 1, *high)
+
+
+def _range(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Units [low, high) of a box in row-major order, as boxes, in order."""
+    if len(shape) == 1:
+        yield (low,), (high,)
+        return
+    row = prod(shape[1:])
+    first, last = low // row, (high - 1) // row
+    if low % row or (first == last and high % row):  # a row that is not whole
+        end = min(high, (first + 1) * row)
+        for a, b in _range(shape[1:], low % row, end - first * row):
+            yield (first, *a), (first + 1, *b)
+        low, first = end, first + 1
+    whole = high // row
+    if first < whole and low < high:
+        yield (first, *(0 for _ in shape[1:])), (whole, *shape[1:])
+        low = whole * row
+    if low < high:
+        for a, b in _range(shape[1:], 0, high - low):
+            yield (whole, *a), (whole + 1, *b)
