@@ -19,6 +19,7 @@ from syncline.codecs.context.table import CONTEXTS, ContextTable, widest
 from syncline.errors import FormatInvalid, FrameCorrupt
 from syncline.kernels.clock import Alphabet
 from syncline.testing import grpo_a
+from syncline.wire.limits import CODEC_TABLE_MAX_BYTES
 
 Units = NDArray[np.unsignedinteger]
 
@@ -151,6 +152,19 @@ def test_the_widest_context_and_the_finest_clock_keep_their_bounds() -> None:
     assert (16, widest(16), 1) == (table.zone_bits, table.widths[0], table.widths[1])
     counts.units[0] = 1 << 30
     assert 20 == fit(counts, alphabet, exact=True).zone_bits
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("changes", [1 << 10, 1 << 20, 1 << 40])
+def test_a_table_keeps_its_bound_however_much_its_contexts_differ(changes: int, exact: bool) -> None:
+    random = np.random.default_rng(4)
+    counts = Counts.none()
+    for symbols in counts.symbols:
+        symbols[1 + random.choice(255, 80, replace=False)] = changes
+    counts.units[:] = 100 * changes
+    table = fit(counts, ALPHABETS["U8"], exact=exact)
+    assert len(table.data) <= CODEC_TABLE_MAX_BYTES
+    assert ContextTable.parse(table.data) == table
 
 
 def test_equal_counts_give_equal_tables_in_any_order_of_adding() -> None:

@@ -46,11 +46,12 @@ def fit(counts: Counts, alphabet: Alphabet, *, exact: bool) -> ContextTable:
     units = np.maximum(counts.units, changes)
     seen = np.flatnonzero(changes)
     zone_bits, widths = _widths(units, changes, least=0 if exact else 1)
-    for entry_cost in (ENTRY_COST, 8 * ENTRY_COST, 64 * ENTRY_COST):  # dearer entries until the table has its bound
+    entry_cost = ENTRY_COST
+    while True:  # dearer entries until the table has its bound: in the end every change is an escape
         table = _with_lists(counts, seen, zone_bits, widths, alphabet, exact=exact, entry_cost=entry_cost)
         if len(table.data) <= CODEC_TABLE_MAX_BYTES:
-            break
-    return table
+            return table
+        entry_cost *= 8
 
 
 def _with_lists(
