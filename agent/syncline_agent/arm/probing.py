@@ -1,0 +1,289 @@
+"""Finds an engine's layout by feeding its own loader tensors whose bits spell where they belong.
+
+Before the real load every parameter is loaded a few times with tensors of the checkpoint's names, shapes and dtypes: once
+to see what the loader touches, then with the tensor's number, then with each unit's position, as many bits a pass as a
+unit has. What lands in the parameters says where every unit goes: fused, stacked, sliced, padded, transposed. It needs
+memory for one tensor, and for what the loader leaves alone in parameters that it touches in part: that is put back.
+It never decides whether the layout is right: only the digest of what is loaded afterwards proves it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from syncline.errors import LayoutRefused
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline_agent.arm.fitting import CHUNK_UNITS, REGIONS_MAX, Region, boxes, refine
+from syncline_agent.arm.layout import Block, shape_of
+
+Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "F4": getattr(torch, "float4_e2m1fn_x2", torch.uint8),
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MARK = 0x5555_5555_5555_5555
+_CONVERTS = "the loader converts or computes what it puts there"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Memory of a parameter as it was when it was probed: a flat row of units."""
+
+    name: str
+    pointer: int
+    units: int
+    unit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Where everything went."""
+
+    blocks: list[Block]
+    stores: list[Store]
+    troubles: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Parameters that hold what cannot be said in blocks, and why: converted, shuffled."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """A parameter under probing."""
+
+    name: str
+    units: torch.Tensor
+    regions: list[tuple[int, Region]]
+    """What is known of each: the number of the tensor, and where its units are."""
+    touched: bool = False
+    left: tuple[torch.Tensor, torch.Tensor] | None = None
+    """What the loader leaves alone: where, and what it was."""
+
+    @property
+    def width(self) -> int:
+        return 8 * self.units.element_size()
+
+
+def probe(table: TensorTable, parameters: Iterable[tuple[str, torch.Tensor]], load: Load) -> Probed:
+    """Load `parameters` (and buffers: all that `load` may write to) with tensors that spell their positions. Afterwards
+    they hold no weights, but what `load` does not touch is as it was.
+
+    LayoutRefused when the loader does not take such tensors.
+    """
+    places = _places(parameters)
+    if not places:
+        raise LayoutRefused("the engine has no parameters to be probed")
+    device = places[0].units.device
+    troubles: dict[str, str] = {}
+    try:
+        with torch.no_grad():
+            before = [_sum(place) for place in places]
+            _load(load, table, device, _marked)
+            for place, was in zip(places, before, strict=True):
+                place.touched = _put_aside(place)
+                if not place.touched and _sum(place) != was:
+                    troubles[place.name] = _CONVERTS
+            places = [place for place in places if place.touched]
+            for digit in range(_digits(places, lambda _: len(table.tensors))):
+                _load(load, table, device, lambda i, spec, out, d=digit: out.fill_(_cut(i + 1, d, out)))
+                _each(places, troubles, lambda place, d=digit: _name(place, d, len(table.tensors)))
+            for place in places:
+                place.regions = [(code, _forgotten(region)) for code, region in place.regions if code]
+            most = {8 * s.unit_bytes: 1 for s in table.tensors}
+            for spec in table.tensors:
+                most[8 * spec.unit_bytes] = max(most[8 * spec.unit_bytes], spec.units)
+            for digit in range(_digits(places, lambda width: most.get(width, 1))):
+                _load(load, table, device, lambda i, spec, out, d=digit: _spell(out, d))
+                _each(places, troubles, lambda place, d=digit: _number(place, d, most))
+    finally:
+        for place in places:
+            if place.left is not None:
+                where, what = place.left
+                place.units[where] = what
+    return _translated(table, places, troubles)
+
+
+def attach(probed: Probed, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The probed stores in memory that `tensors` live in now, as flat integers; None for one that is gone."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if not t.is_meta}
+    found: list[torch.Tensor | None] = []
+    starts = sorted(storages)
+    for store in probed.stores:
+        nbytes = store.units * store.unit_bytes
+        place = bisect_right(starts, store.pointer) - 1
+        start = starts[max(place, 0)] if starts else 0
+        storage = storages.get(start)
+        if place < 0 or storage is None or store.pointer + nbytes > start + storage.nbytes():
+            found.append(None)
+            continue
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        flat = flat.set_(storage, store.pointer - start, (nbytes,), (1,))
+        found.append(flat.view(_INTEGERS[store.unit_bytes]))
+    return found
+
+
+def _places(parameters: Iterable[tuple[str, torch.Tensor]]) -> list[_Place]:
+    places: dict[tuple[object, ...], _Place] = {}
+    for name, tensor in parameters:
+        if tensor.is_meta or tensor.numel() == 0 or tensor.element_size() not in _INTEGERS:
+            continue
+        plain = tensor.detach()
+        units = (plain if plain.dim() else plain.reshape(1)).view(_INTEGERS[plain.element_size()])
+        key = (units.data_ptr(), units.dtype, units.shape, units.stride())
+        region = Region((0,) * units.dim(), tuple(units.shape))
+        places.setdefault(key, _Place(name, units, [(0, region)]))
+    return list(places.values())
+
+
+def _load(
+    load: Load, table: TensorTable, device: torch.device, write: Callable[[int, TensorSpec, torch.Tensor], object]
+) -> None:
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for index, spec in enumerate(table.tensors):
+            out = torch.empty(spec.units, dtype=_INTEGERS[spec.unit_bytes], device=device)
+            write(index, spec, out)
+            kind = DTYPES.get(spec.dtype)
+            if kind is None:
+                raise LayoutRefused(f"tensor {spec.name} is {spec.dtype}, which torch has no type for")
+            yield spec.name, out.view(kind).reshape(shape_of(spec) if spec.shape else ())
+
+    try:
+        load(tensors())
+    except LayoutRefused:
+        raise
+    except Exception as error:
+        raise LayoutRefused(
+            f"the engine's loader does not take tensors that spell their positions ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _marked(index: int, spec: TensorSpec, out: torch.Tensor) -> None:
+    out.fill_(_cut(_MARK, 0, out))
+
+
+def _cut(number: int, digit: int, out: torch.Tensor) -> int:
+    """A digit of the number, as wide as the units of `out`, as their signed integer."""
+    width = 8 * out.element_size()
+    low = number >> (digit * width) & ((1 << width) - 1)
+    return low - (1 << width) if low >> (width - 1) else low
+
+
+def _spell(out: torch.Tensor, digit: int) -> None:
+    shift = min(8 * out.element_size() * digit, 63)
+    for low in range(0, out.numel(), CHUNK_UNITS):
+        high = min(low + CHUNK_UNITS, out.numel())
+        positions = torch.arange(low, high, dtype=torch.int64, device=out.device)
+        out[low:high] = positions >> shift  # the low bits stay
+
+
+def _digits(places: list[_Place], highest: Callable[[int], int]) -> int:
+    """Passes until numbers up to the highest are told, for the narrowest units."""
+    return max((-(-highest(place.width).bit_length() // place.width) for place in places), default=0)
+
+
+def _sum(place: _Place) -> int:
+    return int(place.units.sum(dtype=torch.int64))
+
+
+def _put_aside(place: _Place) -> bool:
+    """Whether the loader copies to it at all; then what it leaves alone is put aside, and all of it is zero."""
+    mine = place.units == _cut(_MARK, 0, place.units)
+    if not bool(mine.any()):
+        return False
+    if not bool(mine.all()):
+        where = ~mine
+        place.left = where, place.units[where].clone()
+    place.units.zero_()
+    return True
+
+
+def _each(places: list[_Place], troubles: dict[str, str], step: Callable[[_Place], None]) -> None:
+    for place in places:
+        if place.name in troubles:
+            continue
+        try:
+            step(place)
+        except LayoutRefused as error:
+            troubles[place.name] = str(error)
+            place.regions = []
+
+
+def _name(place: _Place, digit: int, tensors: int) -> None:
+    """Refine by a digit of the tensors' numbers."""
+    if digit * place.width >= max(1, tensors.bit_length()):
+        return
+    found: list[tuple[int, Region]] = []
+    for code, region in place.regions:
+        for part in refine(place.units, _forgotten(region), place.width, constant=True):
+            found.append((code | part.value << (digit * place.width), part))
+        _check_few(found)
+    last = (digit + 1) * place.width >= tensors.bit_length()
+    strange = [code for code, _ in found if code > tensors]
+    if last and strange:
+        raise LayoutRefused(_CONVERTS)
+    place.regions = found
+
+
+def _number(place: _Place, digit: int, most: Mapping[int, int]) -> None:
+    """Refine by a digit of the positions."""
+    if digit * place.width >= max(1, most.get(place.width, 1).bit_length()):
+        return
+    found: list[tuple[int, Region]] = []
+    for code, region in place.regions:
+        found += [(code, part) for part in refine(place.units, region, place.width, constant=False)]
+        _check_few(found)
+    place.regions = found
+
+
+def _check_few(found: list[tuple[int, Region]]) -> None:
+    if len(found) > REGIONS_MAX:
+        raise LayoutRefused(f"more than {REGIONS_MAX} pieces that do not lie in rows; its order is no layout")
+
+
+def _forgotten(region: Region) -> Region:
+    """The region without what is known of its numbers."""
+    return replace(region, value=0, steps=(), bits=0)
+
+
+def _translated(table: TensorTable, places: list[_Place], troubles: dict[str, str]) -> Probed:
+    blocks: list[Block] = []
+    stores: list[Store] = []
+    for place in places:
+        units, index = place.units, len(stores)
+        mine: list[Block] = []
+        try:
+            for code, region in place.regions:
+                spec = table.tensors[code - 1]
+                if 8 * spec.unit_bytes != place.width:
+                    raise LayoutRefused(_CONVERTS)
+                for box in boxes(region, shape_of(spec), units.stride()):
+                    mine.append(Block(code - 1, box.start, box.size, index, box.offset, box.strides))
+        except LayoutRefused as error:
+            troubles[place.name] = str(error)
+            continue
+        if not mine:
+            continue
+        span = 1 + sum((n - 1) * stride for n, stride in zip(units.shape, units.stride(), strict=True))
+        stores.append(Store(place.name, units.data_ptr(), span, units.element_size()))
+        blocks += mine
+    return Probed(blocks, stores, troubles)
