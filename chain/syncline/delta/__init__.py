@@ -8,7 +8,7 @@ from syncline.delta.choice import CodecChoice
 from syncline.delta.encode import DeltaEncoder, EncodedDelta, TensorChange
 from syncline.delta.grouping import MAPPED_SPAN_BYTES, SPAN_BYTES
 from syncline.delta.parsed import Delta
-from syncline.delta.staged import StagedFrame, StagedTensor, read_back, scatter, stage_tensor, stage_whole
+from syncline.delta.staged import Live, Place, StagedFrame, StagedTensor, read_back, scatter, stage_tensor, stage_whole
 from syncline.delta.sums import count_nonfinite, digest_tensor
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "Delta",
     "DeltaEncoder",
     "EncodedDelta",
+    "Live",
+    "Place",
     "StagedFrame",
     "StagedTensor",
     "TensorChange",

@@ -5,7 +5,7 @@ Absolute, so writing them twice is writing them once; old bits, so undo and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -21,9 +21,23 @@ from syncline.kernels import frames as kernels
 from syncline.kernels.digest import change_digest
 from syncline.wire.digest import Digest, seeds, total
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline.wire.tiling import Frame, FrameGrid, Tiling
+from syncline.wire.tiling import Frame, Tiling
 
 Units = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the units of a frame lie."""
+
+    flat: Units
+    """A flat row of units: the tensor, or a store in which it lies among others."""
+    frame: Frame
+    """The frame's geometry there. Its rows may be others than the tensor's: positions count them in their order."""
+
+
+Live = Units | Callable[[int], Place | None]
+"""A tensor's live weights: its flat units, or where each frame (by index in its grid) lies; None for one that is not held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,8 @@ class StagedFrame:
     """Ascending, frame-relative."""
     new: Units
     old: Units
+    digest_change: Digest
+    """What scattering them adds to the tensor's digest."""
 
     @property
     def nbytes(self) -> int:
@@ -62,46 +78,54 @@ def stage_tensor(
     table: TensorTable,
     tiling: Tiling,
     tensor: int,
-    live: Units,
+    live: Live,
     deltas: Sequence[Delta],
     *,
     executor: Executor | None = None,
 ) -> StagedTensor:
-    """Decode a row of deltas against live weights, frame by frame; `live` (flat unit view) is only read.
+    """Decode a row of deltas against live weights, frame by frame; `live` is only read, and a frame that it does not hold is left out.
 
     Each frame is copied to scratch, every delta is applied there, and what then differs from the live frame is staged: k versions cost
     one commit. FrameCorrupt, naming tensor and frame, when a payload does not decode against these weights.
     """
     spec = table.tensors[tensor]
-    check_views(spec, live)
-    grid = spec.grid(tiling)
+    grid, place = spec.grid(tiling), _placing(spec, tiling, live)
     seed = seeds(spec.name)
     layers = [delta.frames(tensor) for delta in deltas]
 
-    def stage(index: int) -> tuple[StagedFrame, Digest] | None:
+    def stage(index: int) -> StagedFrame | None:
+        at = place(index)
+        if at is None:
+            return None
         row = [layer[index] for layer in layers if index in layer]
         try:
-            staged = _decode(index, grid.frame(index), live, row)
+            positions, new, old = _decode(at, row)
         except FrameCorrupt as error:
             raise FrameCorrupt(
                 f"frame {index} of {spec.name}: {error}; fetch the chunk again, or check the base"
             ) from error
-        return _with_digest(grid, staged, seed)
+        return _staged(index, grid.frame(index), positions, new, old, seed)
 
     return _collect(tensor, in_order(executor, stage, sorted({index for layer in layers for index in layer})))
 
 
 def stage_whole(
-    spec: TensorSpec, tiling: Tiling, tensor: int, live: Units, new: Units, *, executor: Executor | None = None
+    spec: TensorSpec, tiling: Tiling, tensor: int, live: Live, new: Units, *, executor: Executor | None = None
 ) -> StagedTensor:
     """Stage what differs between live weights and whole new ones (from a checkpoint); both are only read."""
-    check_views(spec, live, new)
-    grid = spec.grid(tiling)
+    check_views(spec, new)
+    grid, place = spec.grid(tiling), _placing(spec, tiling, live)
     seed = seeds(spec.name)
 
-    def stage(index: int) -> tuple[StagedFrame, Digest] | None:
-        found = kernels.difference(live, new, grid.frame(index))
-        return _with_digest(grid, StagedFrame(index, found.positions, found.new, found.old), seed)
+    def stage(index: int) -> StagedFrame | None:
+        frame, at = grid.frame(index), place(index)
+        if at is None:
+            return None
+        if at.frame == frame:
+            found = kernels.difference(at.flat, new, frame)
+        else:
+            found = kernels.contiguous_difference(kernels.view(at.flat, at.frame), kernels.view(new, frame))
+        return _staged(index, frame, found.positions, found.new, found.old, seed)
 
     return _collect(tensor, in_order(executor, stage, range(grid.count)))
 
@@ -109,17 +133,18 @@ def stage_whole(
 def scatter(
     spec: TensorSpec,
     tiling: Tiling,
-    live: Units,
+    live: Live,
     staged: StagedTensor,
     *,
     undo: bool = False,
     executor: Executor | None = None,
 ) -> None:
     """Write the staged bits (or, to undo, the old ones) into live weights."""
-    grid = spec.grid(tiling)
+    place = _placing(spec, tiling, live)
 
     def write(part: StagedFrame) -> None:
-        kernels.scatter(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
+        at = _held(place(part.frame), part)
+        kernels.scatter(at.flat, at.frame, part.positions, part.old if undo else part.new)
 
     for _ in in_order(executor, write, staged.frames):
         pass  # each turn waits for a frame, and raises what its thread raised
@@ -128,54 +153,70 @@ def scatter(
 def read_back(
     spec: TensorSpec,
     tiling: Tiling,
-    live: Units,
+    live: Live,
     staged: StagedTensor,
     *,
     undo: bool = False,
     executor: Executor | None = None,
 ) -> bool:
     """Whether every written position holds what it should."""
-    grid = spec.grid(tiling)
+    place = _placing(spec, tiling, live)
 
     def look(part: StagedFrame) -> bool:
-        return kernels.matches(live, grid.frame(part.frame), part.positions, part.old if undo else part.new)
+        at = _held(place(part.frame), part)
+        return kernels.matches(at.flat, at.frame, part.positions, part.old if undo else part.new)
 
     return all(in_order(executor, look, staged.frames))
 
 
-def _decode(index: int, frame: Frame, live: Units, row: Sequence[CodedFrame]) -> StagedFrame:
-    """One frame of each delta in a row, against the live frame."""
+def _placing(spec: TensorSpec, tiling: Tiling, live: Live) -> Callable[[int], Place | None]:
+    if callable(live):
+        return live
+    check_views(spec, live)
+    grid = spec.grid(tiling)
+    return lambda index: Place(live, grid.frame(index))
+
+
+def _held(at: Place | None, part: StagedFrame) -> Place:
+    if at is None:
+        raise IndexError(f"frame {part.frame} was staged and is not held")
+    return at
+
+
+def _decode(at: Place, row: Sequence[CodedFrame]) -> tuple[NDArray[np.uint32], Units, Units]:
+    """One frame of each delta in a row, against the live frame: where, the new bits and the old."""
     if len(row) == 1:
         only = row[0]
         # What tells its places needs no scratch: the work is one touch a change, not a copy and a comparison of the frame.
         placed = only.codec.place(
             memoryview(only.frame.payload),
-            units=frame.units,
-            dtype=live.dtype,
+            units=at.frame.units,
+            dtype=at.flat.dtype,
             changed=only.frame.changed,
-            base=lambda: kernels.view(live, frame),
+            base=lambda: kernels.view(at.flat, at.frame),
         )
         if placed is not None:
-            old = kernels.take(live, frame, placed.positions)
+            old = kernels.take(at.flat, at.frame, placed.positions)
             check_moved(old, placed.units)
-            return StagedFrame(index, placed.positions, placed.units, old)
-    before = kernels.view(live, frame)
+            return placed.positions, placed.units, old
+    before = kernels.view(at.flat, at.frame)
     scratch = before.copy()
     for coded in row:
         coded.codec.decode(memoryview(coded.frame.payload), scratch, changed=coded.frame.changed)
     found = kernels.contiguous_difference(before, scratch)
-    return StagedFrame(index, found.positions, found.new, found.old)
+    return found.positions, found.new, found.old
 
 
-def _with_digest(grid: FrameGrid, staged: StagedFrame, seed: tuple[int, int]) -> tuple[StagedFrame, Digest] | None:
-    if staged.positions.size == 0:
+def _staged(
+    index: int, frame: Frame, positions: NDArray[np.uint32], new: Units, old: Units, seed: tuple[int, int]
+) -> StagedFrame | None:
+    if positions.size == 0:
         return None
-    return staged, change_digest(grid.frame(staged.frame), staged.positions, staged.old, staged.new, seed)
+    return StagedFrame(index, positions, new, old, change_digest(frame, positions, old, new, seed))
 
 
-def _collect(tensor: int, results: Iterable[tuple[StagedFrame, Digest] | None]) -> StagedTensor:
-    found = [r for r in results if r is not None]
-    frames = [frame for frame, _ in found]
+def _collect(tensor: int, results: Iterable[StagedFrame | None]) -> StagedTensor:
+    frames = [frame for frame in results if frame is not None]
     return StagedTensor(
-        tensor, frames, sum(int(f.positions.size) for f in frames), total(change for _, change in found)
+        tensor, frames, sum(int(f.positions.size) for f in frames), total(f.digest_change for f in frames)
     )

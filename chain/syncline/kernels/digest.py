@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.kernels.compiling import INT, U32, Signature, array, compiled
+from syncline.kernels.frames import check_inside
 from syncline.wire import digest as wire
 from syncline.wire.digest import MASK32, MASK64, Digest
 from syncline.wire.tiling import Frame
@@ -36,6 +37,18 @@ def digest_units(flat: Units, seed: tuple[int, int], *, start: int = 0) -> Diges
         part1, part2 = kernel(words[done : done + count], np.uint32(low), np.uint32(s1), np.uint32(s2))
         lane1, lane2, done = lane1 + int(part1), lane2 + int(part2), done + count
     return Digest(lane1 & MASK64, lane2 & MASK64)
+
+
+def digest_frame(flat: Units, there: Frame, frame: Frame, seed: tuple[int, int]) -> Digest:
+    """What the units that lie as `there` says add to the digest of a tensor in which they are `frame`: position for position."""
+    check_inside(flat, there)
+    if there.units != frame.units:
+        raise IndexError(f"{there} and {frame} do not have the same units")
+    scale = 2 if flat.itemsize == 8 else 1
+    words = flat.view(np.uint32) if scale == 2 else flat
+    rows = (there.base, max(there.length, 1), there.stride, frame.base, max(frame.length, 1), frame.stride)
+    lane1, lane2 = _sum_rows(words.dtype)(words, *rows, frame.units, scale, np.uint32(seed[0]), np.uint32(seed[1]))
+    return Digest(int(lane1), int(lane2))
 
 
 def change_digest(frame: Frame, positions: NDArray[np.uint32], old: Units, new: Units, seed: tuple[int, int]) -> Digest:
@@ -72,6 +85,32 @@ def _sum_words_kernel(words, low, s1, s2):
         x2 = _mix(np.uint32(np.uint32(p * _A2) + np.uint32(b * _B2) + s2), _M2)
         lane1 += (np.uint64(x2) << np.uint64(32)) | np.uint64(x1)
         lane2 += np.uint64(x1) * np.uint64(x2)
+    return lane1, lane2
+
+
+def _sum_rows_kernel(words, base, length, stride, first, row, apart, units, scale, s1, s2):
+    lane1 = np.uint64(0)
+    lane2 = np.uint64(0)
+    done = np.int64(0)
+    while done < units:
+        here, there = done % length, done % row
+        at = np.int64((base + done // length * stride + here) * scale)
+        place = np.uint64((first + done // row * apart + there) * scale)
+        low, high = np.uint32(place), np.uint32(place >> np.uint64(32))
+        # As in `digest_units`: the high half of the position is folded into the seeds, so no stretch goes beyond it.
+        count = min(length - here, row - there, units - done) * scale
+        count = min(count, np.int64(4294967296) - np.int64(low))
+        t1 = np.uint32(s1 + np.uint32(high * _H1))
+        t2 = np.uint32(s2 + np.uint32(high * _H2))
+        stretch = words[at : at + count]
+        for i in range(count):
+            b = np.uint32(stretch[i])
+            p = np.uint32(low + np.uint32(i))
+            x1 = _mix(np.uint32(np.uint32(p * _A1) + np.uint32(b * _B1) + t1), _M1)
+            x2 = _mix(np.uint32(np.uint32(p * _A2) + np.uint32(b * _B2) + t2), _M2)
+            lane1 += (np.uint64(x2) << np.uint64(32)) | np.uint64(x1)
+            lane2 += np.uint64(x1) * np.uint64(x2)
+        done += count // scale
     return lane1, lane2
 
 
@@ -117,9 +156,14 @@ def _of_words(word) -> Signature:
     return (array(word), U32, U32, U32)
 
 
+def _of_rows(word) -> Signature:
+    return (array(word), INT, INT, INT, INT, INT, INT, INT, INT, U32, U32)
+
+
 def _of_changes(word) -> Signature:
     return (array(U32), array(word), array(word), INT, INT, INT, INT, INT, U32, U32)
 
 
 _sum_words = compiled(_sum_words_kernel, _of_words)
+_sum_rows = compiled(_sum_rows_kernel, _of_rows)
 _sum_changes = compiled(_sum_changes_kernel, _of_changes)

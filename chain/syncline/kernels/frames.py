@@ -1,4 +1,4 @@
-"""Frames in and out of tensors: compare, take, scatter, read back (geometry: wire.tiling).
+"""Frames in and out of tensors, or of whatever they lie in as rows: compare, take, scatter, read back (geometry: wire.tiling).
 
 Positions ascend, so the loops walk a frame's runs beside them and divide once a run, not once a position.
 """
@@ -41,7 +41,7 @@ class Difference:
 
 def view(flat: Units, frame: Frame) -> Units:
     """The frame's units, contiguous: a view where the frame is one run, else a copy."""
-    _check_inside(flat, frame)
+    check_inside(flat, frame)
     if frame.runs == 1:
         return flat[frame.base : frame.base + frame.length]
     rows = np.lib.stride_tricks.as_strided(
@@ -55,8 +55,8 @@ def view(flat: Units, frame: Frame) -> Units:
 
 def difference(old: Units, new: Units, frame: Frame) -> Difference:
     """Where two tensors differ inside a frame."""
-    _check_inside(old, frame)
-    _check_inside(new, frame)
+    check_inside(old, frame)
+    check_inside(new, frame)
     if old.dtype != new.dtype:
         raise IndexError(f"{old.dtype} and {new.dtype} do not compare")
     return _differing(old, new, frame)
@@ -89,6 +89,12 @@ def matches(flat: Units, frame: Frame, positions: Positions, values: Units) -> b
     return _matches(flat.dtype)(flat, positions, values, frame.base, frame.length, frame.stride) == 0
 
 
+def check_inside(flat: Units, frame: Frame) -> None:
+    """IndexError unless all of the frame lies in `flat`."""
+    if frame.units and frame.offset(frame.units - 1) >= flat.size:
+        raise IndexError(f"{frame} does not fit a tensor of {flat.size} units")
+
+
 def _differing(old: Units, new: Units, frame: Frame) -> Difference:
     # More than can differ: the fill writes before it knows whether to keep. Pages that it does not reach cost nothing.
     scratch = [np.empty(frame.units + _BLOCK, dtype) for dtype in (np.uint32, old.dtype, old.dtype)]
@@ -98,16 +104,11 @@ def _differing(old: Units, new: Units, frame: Frame) -> Difference:
 
 def _check(flat: Units, frame: Frame, positions: Positions, values: Units | None = None) -> None:
     # The compiled loops do not check bounds; a few comparisons here keep a wrong geometry from writing elsewhere.
-    _check_inside(flat, frame)
+    check_inside(flat, frame)
     if positions.size and int(positions[-1]) >= frame.units:
         raise IndexError(f"position {positions[-1]} is outside a frame of {frame.units} units")
     if values is not None and (values.size != positions.size or values.dtype != flat.dtype):
         raise IndexError(f"{values.size} values of {values.dtype} for {positions.size} positions of {flat.dtype}")
-
-
-def _check_inside(flat: Units, frame: Frame) -> None:
-    if frame.units and frame.offset(frame.units - 1) >= flat.size:
-        raise IndexError(f"{frame} does not fit a tensor of {flat.size} units")
 
 
 def _diff_kernel(old, new, base, runs, length, stride, positions, before, after):
