@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from syncline.versions import Policy
+from syncline.wire.digest import Digest
 from syncline.wire.tiling import Tiling
 
 
@@ -49,6 +50,10 @@ class EngineDescription:
     """None while it has no weights, or holds weights that belong to no version (then it refuses by name)."""
     error: str | None = None
     """Why the engine is out of service, in words; None when it is not."""
+    reloads: bool = False
+    """It takes versions whole, as checkpoint folders, and never deltas."""
+    unprovable: str | None = None
+    """Why what it holds cannot be proven from outside, in words: healing would not help. None where it can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class StageResult:
     """Units that the commit will write."""
     staged_bytes: int
     seconds: float
+    digests: Sequence[Digest] | None = None
+    """Of one rank that holds parts: what each band's digest will be, in the order of `LiveWeights.holds`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ since the last load, undo or failure. Between `scatter` and `confirm` the engine
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.asked import check_asked
+from syncline_agent.arm.layout import Band
 from syncline_agent.arm.memory import HostMemory, UnitMemory, Units
 from syncline_agent.arm.staging import Staged, stage
 from syncline_agent.arm.sweeping import SLICE_UNITS, Walks, units_digest
@@ -97,6 +98,11 @@ class LiveWeights:
         return self._version
 
     @property
+    def holds(self) -> Sequence[tuple[Band, Digest]] | None:
+        """The bands of a rank that holds parts, with what each adds to its tensor's digest now; None for the view whole."""
+        return None
+
+    @property
     def in_service(self) -> bool:
         """Proven, and nothing in doubt."""
         applied = self._applied
@@ -123,6 +129,15 @@ class LiveWeights:
                 )
                 raise DigestMismatch(self._error)
             return self._applied
+
+    def proved(self, version: int, digest: str) -> Applied:
+        """The agent's word that all ranks together hold this version. EngineUnavailable when it is not what is applied
+        here, or when only a sweep could tell what is."""
+        with self._lock:
+            applied = self._applied
+            if applied is None or (applied.version, applied.digest) != (version, digest) or not applied.proven:
+                raise EngineUnavailable(f"version {version} is not what is applied and swept here; sweep first")
+            return applied
 
     def warm_up(self) -> None:
         """Compile what a pause will run, on memory of its own, for each width of unit that the table has."""
