@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-
-os.environ["NUMBA_DISABLE_JIT"] = "1"  # branches of the loops become coverage, and an index out of bounds an error
 
 import atheris
 
 with atheris.instrument_imports(include=["syncline"]):
+    import fuzz.uncompiled  # noqa: F401 before the loops are imported
     from fuzz.targets import TARGETS
 
 
