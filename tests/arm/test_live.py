@@ -382,7 +382,7 @@ def test_a_sweep_between_whose_slices_a_commit_falls_still_matches(
     slow = slowly(run, memory, clock)
     slow.stage(ask(1, 2))
     assert 2 == slow.sweep(rest=1.0, slice_units=100).version
-    assert clock.slept > 30
+    assert clock.slept > 20
     assert slow.in_service
 
 
@@ -409,14 +409,14 @@ def test_memory_that_does_not_fit_the_table_is_refused_by_name(
     else:
         views[name] = broken
     with pytest.raises(LayoutRefused, match=says):
-        LiveWeights(run.table, None, views)
+        LiveWeights(run.table, run.tiling.tiling, views)
 
 
 def test_read_only_memory_is_refused(run: WeightRun) -> None:
     views = run.copy(1)
     views["c.codes"].flags.writeable = False
     with pytest.raises(LayoutRefused, match=r"c\.codes is read-only"):
-        LiveWeights(run.table, None, views)
+        LiveWeights(run.table, run.tiling.tiling, views)
 
 
 def test_warming_up_touches_nothing(run: WeightRun, live: LiveWeights, memory: Weights) -> None:
@@ -440,7 +440,7 @@ def test_a_sweep_ends_however_often_commits_fall_into_it(
     clock = Sleeper(commit_or_undo)
     slow = slowly(run, memory, clock)
     slow.sweep(rest=1.0, slice_units=100)
-    assert clock.slept > 30
+    assert clock.slept > 20
     place = place_of(run, "a.weight", changed=False)
     memory["a.weight"][place] ^= 1
     with pytest.raises(DigestMismatch, match=r"a\.weight"):

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from syncline.errors import LayoutRefused
+from syncline.testing.tables import TILING
 from syncline.testing.weight_run import WeightRun
 from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.live import LiveWeights
-from syncline_agent.arm.memory import HostMemory
 from syncline_agent.engine import DeltaFiles, StageRequest
 from syncline_agent.reference.torch_memory import DeviceMemory, memory_of
 
@@ -61,13 +62,15 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def on_host(held: dict[str, torch.Tensor]) -> HostMemory:
-    memory = memory_of(TABLE, held)
+    memory = memory_of(TABLE, TILING.tiling, held)
     assert isinstance(memory, HostMemory)
     return memory
 
 
 def on_device(held: dict[str, torch.Tensor]) -> DeviceMemory:
-    return DeviceMemory(TABLE, {s.name: held[s.name].reshape(-1).view(INTEGERS[s.unit_bytes]) for s in TABLE.tensors})
+    return DeviceMemory(
+        TABLE, TILING.tiling, {s.name: held[s.name].reshape(-1).view(INTEGERS[s.unit_bytes]) for s in TABLE.tensors}
+    )
 
 
 @pytest.mark.parametrize("place", [on_host, on_device])
@@ -75,7 +78,7 @@ def test_a_commit_changes_the_very_tensors_and_an_undo_changes_them_back(
     run: WeightRun, place: Callable[[dict[str, torch.Tensor]], HostMemory | DeviceMemory]
 ) -> None:
     held = tensors(run, 1)
-    live = LiveWeights(TABLE, None, place(held))
+    live = LiveWeights(TABLE, TILING.tiling, place(held))
     live.prove(run.lineage, "main", 1, run.digest(1))
     live.stage(
         StageRequest(
@@ -111,7 +114,7 @@ def test_a_commit_changes_the_very_tensors_and_an_undo_changes_them_back(
 def test_a_read_back_reads_the_tensor_itself(run: WeightRun) -> None:
     held = tensors(run, 1)
     memory = on_device(held)
-    live = LiveWeights(TABLE, None, memory)
+    live = LiveWeights(TABLE, TILING.tiling, memory)
     live.prove(run.lineage, "main", 1, run.digest(1))
     place = int(np.flatnonzero(run.weights(1)["c"] != run.weights(2)["c"])[0])
     request = StageRequest(
@@ -153,4 +156,4 @@ def test_weights_that_are_not_the_table_s_are_refused_by_name(
     else:
         held[name] = make(held.get(name, torch.zeros(0)))
     with pytest.raises(LayoutRefused, match=says):
-        memory_of(TABLE, held)
+        memory_of(TABLE, TILING.tiling, held)

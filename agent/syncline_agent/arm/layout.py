@@ -188,7 +188,7 @@ def _check_apart(layout: Layout) -> None:
                 _check_woven(layout, among)
                 among = []
             among.append(block)
-            reach = max(reach, _end(block))
+            reach = max(reach, end_of(block))
         _check_woven(layout, among)
 
 
@@ -198,7 +198,7 @@ def _check_woven(layout: Layout, blocks: Sequence[Block]) -> None:
     if len(blocks) < 2:
         return
     first = blocks[0].offset
-    taken = np.zeros(max(_end(block) for block in blocks) - first, np.bool_)
+    taken = np.zeros(max(end_of(block) for block in blocks) - first, np.bool_)
     for block in blocks:
         units = np.lib.stride_tricks.as_strided(taken[block.offset - first :], block.size, block.strides)
         if units.any():
@@ -209,5 +209,6 @@ def _check_woven(layout: Layout, blocks: Sequence[Block]) -> None:
         units[...] = True
 
 
-def _end(block: Block) -> int:
+def end_of(block: Block) -> int:
+    """Where in its store the block ends."""
     return block.offset + 1 + sum((size - 1) * stride for size, stride in zip(block.size, block.strides, strict=True))

@@ -18,20 +18,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from syncline import faults
 from syncline.clock import Clock, SystemClock
-from syncline.delta import StagedTensor, stage_whole
 from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, FrameCorrupt, LayoutRefused
-from syncline.wire.digest import Digest, total
+from syncline.wire.digest import Digest
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.asked import check_asked
-from syncline_agent.arm.layout import Band
-from syncline_agent.arm.memory import HostMemory, UnitMemory, Units
-from syncline_agent.arm.staging import Staged, stage
-from syncline_agent.arm.sweeping import SLICE_UNITS, Walks, units_digest
+from syncline_agent.arm.host_memory import HostMemory, Units
+from syncline_agent.arm.layout import Band, Layout
+from syncline_agent.arm.memory import Memory
+from syncline_agent.arm.staging import Digests, Staged, read_digests, stage, sum_of
+from syncline_agent.arm.sweeping import SLICE_UNITS, Walks
 from syncline_agent.engine import Applied, StageRequest, StageResult
 
 
@@ -44,36 +42,43 @@ class _Switch:
     staged: Staged
     undo: bool = False
 
-    @property
-    def tensors(self) -> list[StagedTensor]:
-        return self.staged.tensors
-
 
 class LiveWeights:
-    """The weights of one rank, which holds the whole view."""
+    """The weights of one rank, which holds the view whole or parts of it.
+
+    A rank of parts claims a version and says what its parts sum to; that they are the version's, together with those of
+    the others, is said to it (`proved`). From then on it stays proven as one that holds everything does.
+    """
 
     def __init__(
         self,
         table: TensorTable,
-        tiling: Tiling | None,
-        tensors: Mapping[str, Units] | UnitMemory,
+        tiling: Tiling,
+        memory: Memory | Mapping[str, Units],
         *,
         clock: Clock | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """`tensors`: flat views by owner's name, or another kind of memory. `tiling` None: the first stage tells it."""
+        """`memory` may be flat views by owner's name: every tensor whole, in host memory."""
         self.table = table
+        self._memory = HostMemory.whole(table, tiling, memory) if isinstance(memory, Mapping) else memory
+        if self._memory.table != table or self._memory.tiling != tiling:
+            raise ValueError("the memory was made for another table or tiling")
         self._tiling = tiling
-        self._memory: UnitMemory = HostMemory(table, tensors) if isinstance(tensors, Mapping) else tensors
         self._clock = clock or SystemClock()
         self._executor = executor
         self._lock = threading.Lock()  # guards the memory while it is written or a slice of it is read, and all state
         self._sweeping = threading.Lock()
-        self._digests: list[Digest] = []
-        self._walks = Walks(table, self._memory, self._lock, self._clock)
+        self._digests: Digests = []
+        """What the bands of each tensor should sum to."""
+        self._walks = Walks(self._memory, self._lock, self._clock)
         self._impatient = 0
         """Sweeps that wait for another to end: that one no longer rests."""
         self._doubts = 0
+        self._vouched = False
+        """That the digests of what is held are the applied version's is known, and not only claimed."""
+        self._swept = False
+        """Memory was found to have these digests since the last load, undo or failure."""
         self._applied: Applied | None = None
         self._error: str | None = None
         self._version: int | None = None
@@ -98,31 +103,38 @@ class LiveWeights:
         return self._version
 
     @property
-    def holds(self) -> Sequence[tuple[Band, Digest]] | None:
-        """The bands of a rank that holds parts, with what each adds to its tensor's digest now; None for the view whole."""
-        return None
-
-    @property
     def in_service(self) -> bool:
         """Proven, and nothing in doubt."""
         applied = self._applied
         return self._error is None and applied is not None and applied.proven
 
+    @property
+    def holds(self) -> Sequence[tuple[Band, Digest]] | None:
+        """The bands that this rank holds, with the digest that each should have now; None for the view whole."""
+        if self._memory.layout.is_whole:
+            return None
+        with self._lock:
+            return _named(self._memory.layout, self._digests)
+
     def prove(self, lineage: str, view: str, version: int, digest: str) -> Applied:
-        """Say that memory was loaded with `version`, and prove it by a digest of all of it.
+        """Say that memory was loaded with `version`, and prove it by a digest of all of it, where that is held.
 
         DigestMismatch when it holds other weights: the claim stands unproven and the replica is out of service, so that
-        it can be made whole from a checkpoint.
+        it can be made whole from a checkpoint. A rank of parts only claims.
         """
-        self._digests = [units_digest(s, self._memory.units(i)) for i, s in enumerate(self.table.tensors)]
-        found = total(self._digests).hex
+        digests = read_digests(self._memory)
+        found = sum_of(digests).hex
         with self._lock:
+            self._digests = digests
             self._doubts += 1
             self._staged = self._ready = self._written = self._kept = None
             self._version = version
-            self._applied = Applied(lineage, view, version, digest, proven=found == digest)
             self._error = None
-            if found != digest:
+            self._swept = True
+            self._vouched = self._memory.layout.is_whole
+            self._applied = Applied(lineage, view, version, digest, proven=self._vouched and found == digest)
+            if self._vouched and found != digest:
+                self._swept = False
                 self._error = (
                     f"other base weights: memory has digest {found}, version {view}@{version} has {digest};"
                     " start from a checkpoint of this version, or stage one"
@@ -131,41 +143,45 @@ class LiveWeights:
             return self._applied
 
     def proved(self, version: int, digest: str) -> Applied:
-        """The agent's word that all ranks together hold this version. EngineUnavailable when it is not what is applied
-        here, or when only a sweep could tell what is."""
+        """The word that what all ranks hold was summed up, and is this version. EngineUnavailable when it is not what is
+        applied here, or when only a sweep could tell what is: after an undo or a failure."""
         with self._lock:
             applied = self._applied
-            if applied is None or (applied.version, applied.digest) != (version, digest) or not applied.proven:
-                raise EngineUnavailable(f"version {version} is not what is applied and swept here; sweep first")
-            return applied
+            if applied is None or (applied.version, applied.digest) != (version, digest):
+                raise EngineUnavailable(f"version {version} with digest {digest} is not what is applied here")
+            self._vouched = True
+            if self._error is not None or not self._swept:
+                raise EngineUnavailable(
+                    f"version {version} was not swept here since the last undo or failure; sweep first"
+                )
+            self._applied = replace(applied, proven=True)
+            return self._applied
 
     def warm_up(self) -> None:
-        """Compile what a pause will run, on memory of its own, for each width of unit that the table has."""
-        for spec in {s.unit_bytes: s for s in self.table.tensors}.values():
-            tiny = spec.model_copy(
-                update={"shape": [8 * spec.unit_bytes], "dtype": f"U{8 * spec.unit_bytes}", "axis": 0}
-            )
-            old, new = (np.full(tiny.units, bits, f"<u{spec.unit_bytes}") for bits in (0, 1))
-            staged = stage_whole(tiny, Tiling(), 0, old, new)
-            memory = HostMemory(TensorTable(tensors=[tiny]), {tiny.name: old})
-            memory.scatter(0, Tiling(), staged, undo=False)
-            memory.read_back(0, Tiling(), staged, undo=False)
+        """Compile what a pause will run, on memory of its own."""
+        self._memory.warm_up()
 
     def stage(self, request: StageRequest) -> StageResult:
         """Decode and check the changes; the contract is `Engine.stage`'s. Only reads live memory."""
         started = self._clock.monotonic()
         self.discard()
         before = check_asked(request, self._applied, error=self._error, table=self.table, tiling=self._tiling)
-        self._tiling = request.tiling
         try:
-            staged = stage(self.table, request, self._memory, self._digests, self._executor)
+            staged = stage(request, self._memory, self._digests, self._executor)
         except (FrameCorrupt, DigestMismatch):
             if request.checkpoint is None:
                 self._sweep_tensors(0.0, SLICE_UNITS)  # raises if it is memory that is wrong, and not the delta
             raise
         after = Applied(request.lineage, request.view, request.target, request.target_digest, proven=before.proven)
         self._staged = _Switch(before, after, staged)
-        return StageResult(request.target, staged.changed, staged.nbytes, self._clock.monotonic() - started)
+        layout = self._memory.layout
+        return StageResult(
+            request.target,
+            staged.changes.changed,
+            staged.changes.nbytes,
+            self._clock.monotonic() - started,
+            None if layout.is_whole else [digest for _, digest in _named(layout, staged.after)],
+        )
 
     def discard(self) -> None:
         """Drop what is staged or ready."""
@@ -192,32 +208,23 @@ class LiveWeights:
         switch = self._ready
         if switch is None or switch.after.version != target:
             raise EngineUnavailable(f"version {target} is not ready; nothing was written")
-        assert self._tiling is not None  # `stage` set it
         with self._lock:
             healthy = self._error is None
             if switch.undo and self._applied is not None:
+                self._swept = False
                 self._applied = replace(self._applied, proven=False)  # nothing computed from here on may leave
             self._staged = self._ready = None
             self._kept = switch if healthy and not switch.undo else (self._kept if switch.undo else None)
             try:
-                self._write(switch, self._tiling)
+                self._memory.scatter(switch.staged.changes, undo=switch.undo)
+                faults.reach("apply.scattered")
             except Exception as error:
                 self._doubt(f"writing version {target} failed half-way ({error}); undo, or stage it from a checkpoint")
                 raise EngineUncertain(str(self._error)) from error
-            self._walks.written(switch.tensors, self._tiling, undo=switch.undo)
+            self._walks.written(switch.staged.changes, undo=switch.undo)
             self._version = target
-            self._digests = list(switch.staged.digests_before if switch.undo else switch.staged.digests_after)
+            self._digests = switch.staged.before if switch.undo else switch.staged.after
             self._written = switch
-
-    def _write(self, switch: _Switch, tiling: Tiling) -> None:
-        half = len(switch.tensors) // 2
-        for done, staged in enumerate(switch.tensors):
-            if done == half:
-                faults.reach("apply.scattering")
-            self._memory.scatter(staged.tensor, tiling, staged, undo=switch.undo)
-        if not switch.tensors:
-            faults.reach("apply.scattering")
-        faults.reach("apply.scattered")
 
     def confirm(self, target: int) -> Applied:
         """Read back every place that `scatter` wrote; from here on `target` is applied. EngineUncertain when a place
@@ -225,13 +232,8 @@ class LiveWeights:
         switch = self._written
         if switch is None or switch.after.version != target:
             raise EngineUncertain(f"version {target} was not written; nothing to confirm")
-        assert self._tiling is not None
         try:
-            bad = [
-                self.table.tensors[staged.tensor].name
-                for staged in switch.tensors
-                if not self._memory.read_back(staged.tensor, self._tiling, staged, undo=switch.undo)
-            ]
+            bad = self._memory.read_back(switch.staged.changes, undo=switch.undo)
         except Exception as error:  # a device out of memory: the bits are there, and nobody has seen them
             with self._lock:
                 self._written = None
@@ -269,13 +271,15 @@ class LiveWeights:
                     raise EngineUnavailable("the engine holds no version yet; load a checkpoint first")
             self._sweep_tensors(rest, slice_units)
             with self._lock:
-                found = total(self._digests).hex
-                if self._written is None and found != self._applied.digest:
+                found = sum_of(self._digests).hex
+                whole = self._memory.layout.is_whole
+                if whole and self._written is None and found != self._applied.digest:
                     self._doubt(f"memory sums to digest {found}, version {self._applied.version} has another")
                     raise DigestMismatch(str(self._error))
                 if doubts == self._doubts:
                     self._error = None
-                    self._applied = replace(self._applied, proven=True)
+                    self._swept = True
+                    self._applied = replace(self._applied, proven=self._vouched)
                 return self._applied
 
     def _sweep_tensors(self, rest: float, slice_units: int) -> None:
@@ -287,8 +291,8 @@ class LiveWeights:
                 arrived=partial(self._compare, tensor),
             )
 
-    def _compare(self, tensor: int, found: Digest) -> None:
-        if found != self._digests[tensor]:
+    def _compare(self, tensor: int, found: Sequence[Digest]) -> None:
+        if list(found) != list(self._digests[tensor]):
             name = self.table.tensors[tensor].name
             self._doubt(f"live bits of {name} are not version {self._version}'s; stage a checkpoint")
             raise DigestMismatch(str(self._error))
@@ -297,6 +301,15 @@ class LiveWeights:
         """Out of service, and what was staged on such memory is void. The caller holds the lock."""
         self._staged = self._ready = None
         self._doubts += 1
+        self._swept = False
         self._error = error
         if self._applied is not None:
             self._applied = replace(self._applied, proven=False)
+
+
+def _named(layout: Layout, digests: Digests) -> list[tuple[Band, Digest]]:
+    return [
+        (band, digest)
+        for bands, of_tensor in zip(layout.bands, digests, strict=True)
+        for band, digest in zip(bands, of_tensor, strict=True)
+    ]

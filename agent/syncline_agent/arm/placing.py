@@ -52,6 +52,9 @@ class Spot:
     base: int
     """In the store, of its first unit."""
     strides: tuple[int, ...]
+    """In the store."""
+    first: int
+    """Position in the frame of its first unit."""
 
     @property
     def units(self) -> int:
@@ -64,6 +67,9 @@ class Strewn:
 
     index: int
     frame: Frame
+    """In the tensor."""
+    strides: tuple[int, ...]
+    """From one index of a dimension of the tensor to the next, in positions of the frame."""
     spots: Sequence[Spot]
 
     @property
@@ -112,11 +118,20 @@ def place(layout: Layout, tensor: int, tiling: Tiling) -> Places:
         if there is not None:
             frames[index] = InPlace(index, frame, first, found[0][-1].store, there)
             continue
+        strides = _position_strides(frame, shape, axis)
         spots = [
-            Spot(part_of[band], start, size, block.store, _base(block, start), block.strides)
+            Spot(
+                part_of[band],
+                start,
+                size,
+                block.store,
+                _base(block, start),
+                block.strides,
+                _dot(start, strides) - frame.base,
+            )
             for band, start, size, block in found
         ]
-        frames[index] = Strewn(index, frame, spots)
+        frames[index] = Strewn(index, frame, strides, spots)
     return Places(frames, parts)
 
 
@@ -137,13 +152,13 @@ def rows(base: int, size: Sequence[int], strides: Sequence[int]) -> Iterator[Fra
     *leading, (length, _) = dims
     outer, (runs, apart) = (leading[:-1], leading[-1]) if leading else ([], (1, length))
     for indices in product(*(range(n) for n, _ in outer)):
-        yield Frame(base + sum(i * s for i, (_, s) in zip(indices, outer, strict=True)), runs, length, apart)
+        yield Frame(base + _dot(indices, [stride for _, stride in outer]), runs, length, apart)
 
 
 def rows_in_tensor(shape: Sequence[int], spot: Spot) -> Iterator[Frame]:
     """The spot's units as rows of the tensor itself, in their order."""
     strides = row_major(shape)
-    return rows(sum(i * s for i, s in zip(spot.start, strides, strict=True)), spot.size, strides)
+    return rows(_dot(spot.start, strides), spot.size, strides)
 
 
 _Found = tuple[int, tuple[int, ...], tuple[int, ...], Block]
@@ -179,9 +194,16 @@ def _row(block: Block, axis: int) -> int:
 
 
 def _base(block: Block, start: Sequence[int]) -> int:
-    return block.offset + sum(
-        (at - first) * stride for at, first, stride in zip(start, block.start, block.strides, strict=True)
-    )
+    return block.offset + _dot(start, block.strides) - _dot(block.start, block.strides)
+
+
+def _position_strides(frame: Frame, shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    across = row_major(shape)
+    return (*(stride * frame.length for stride in row_major(shape[:axis])), *across[axis:])
+
+
+def _dot(indices: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(index * stride for index, stride in zip(indices, strides, strict=True))
 
 
 def _band(bands: Sequence[Band], start: Sequence[int]) -> int:

@@ -13,84 +13,72 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from syncline.checkpoint import Checkpoint
-from syncline.delta import Delta, StagedTensor, stage_tensor, stage_whole
+from syncline.delta import Delta
 from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused
 from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
-from syncline_agent.arm.memory import UnitMemory
-from syncline_agent.arm.sweeping import units_digest
+from syncline_agent.arm.memory import Changes, Memory
+from syncline_agent.arm.sweeping import band_digests
 from syncline_agent.engine import DeltaFiles, StageRequest
+
+Digests = Sequence[Sequence[Digest]]
+"""Of the bands of each tensor, in the layout's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Changes that stand ready, tensor by tensor, with the digest of every tensor of the table on both sides."""
+    """Changes that stand ready, with the digests of what is held on both sides."""
 
-    tensors: list[StagedTensor]
-    digests_before: Sequence[Digest]
-    digests_after: Sequence[Digest]
-
-    @property
-    def changed(self) -> int:
-        return sum(t.changed for t in self.tensors)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors)
+    changes: Changes
+    before: Digests
+    after: Digests
 
 
-def stage(
-    table: TensorTable, request: StageRequest, memory: UnitMemory, digests: Sequence[Digest], executor: Executor | None
-) -> Staged:
+def stage(request: StageRequest, memory: Memory, digests: Digests, executor: Executor | None) -> Staged:
     """The changes of a request that was checked. DigestMismatch, before anything is written, when they lead elsewhere
-    than to its target."""
+    than to its target; a rank that holds only parts cannot tell, and leaves that to who sums them up."""
     if request.checkpoint is not None:
-        staged = stage_checkpoint(table, request, memory, executor)
+        changes, before = stage_checkpoint(request.checkpoint, request, memory, executor)
     else:
-        staged = stage_deltas(table, request, memory, digests, executor)
-    predicted = total(staged.digests_after).hex
-    if predicted != request.target_digest:
+        deltas = [Delta.parse(memory.table, request.tiling, _chunks(files)) for files in request.deltas]
+        changes, before = memory.stage(deltas, executor=executor), digests
+    after = _after(memory, before, changes)
+    predicted = sum_of(after).hex
+    if memory.layout.is_whole and predicted != request.target_digest:
         raise DigestMismatch(
             f"the changes lead to digest {predicted}, version {request.target} has {request.target_digest};"
             " nothing was written"
         )
-    return staged
-
-
-def stage_deltas(
-    table: TensorTable, request: StageRequest, memory: UnitMemory, digests: Sequence[Digest], executor: Executor | None
-) -> Staged:
-    """Decode the request's deltas in a row against live memory, frame by frame."""
-    staged: list[StagedTensor] = []
-    after = list(digests)
-    deltas = [Delta.parse(table, request.tiling, _chunks(files)) for files in request.deltas]
-    for tensor in sorted({t for parsed in deltas for t in parsed.tensors}):
-        change = stage_tensor(table, request.tiling, tensor, memory.units(tensor), deltas, executor=executor)
-        if change.changed:
-            staged.append(change)
-            after[tensor] += change.digest_change
-    return Staged(staged, list(digests), after)
+    return Staged(changes, before, after)
 
 
 def stage_checkpoint(
-    table: TensorTable, request: StageRequest, memory: UnitMemory, executor: Executor | None
-) -> Staged:
-    """Diff a whole checkpoint of the target with live memory, whatever that holds."""
-    assert request.checkpoint is not None
-    checkpoint = Checkpoint.open(request.checkpoint)
-    staged: list[StagedTensor] = []
-    before: list[Digest] = []
-    after: list[Digest] = []
+    folder: Path, request: StageRequest, memory: Memory, executor: Executor | None
+) -> tuple[Changes, Digests]:
+    """Diff a whole checkpoint of the target with live memory, whatever that holds, and the digests of that."""
+    checkpoint = Checkpoint.open(folder)
     with checkpoint.reading():
-        _check(checkpoint, table, request)
-        for tensor, spec in enumerate(table.tensors):
-            live, new = memory.units(tensor), checkpoint.units(spec.name)
-            change = stage_whole(spec, request.tiling, tensor, live, new, executor=executor)
-            before.append(units_digest(spec, live))
-            after.append(before[-1] + change.digest_change)
-            if change.changed:
-                staged.append(change)
-    return Staged(staged, before, after)
+        _check(checkpoint, memory.table, request)
+        changes = memory.stage_checkpoint(checkpoint, executor=executor)
+    return changes, read_digests(memory)
+
+
+def read_digests(memory: Memory) -> Digests:
+    """Of what memory holds now. Whoever writes must not meanwhile."""
+    return [band_digests(memory, tensor) for tensor in range(len(memory.table.tensors))]
+
+
+def sum_of(digests: Digests) -> Digest:
+    """What all bands add to the view's digest."""
+    return total(digest for of_tensor in digests for digest in of_tensor)
+
+
+def _after(memory: Memory, before: Digests, changes: Changes) -> Digests:
+    after = [list(of_tensor) for of_tensor in before]
+    for tensor, parts in changes.digests.items():
+        for part, change in parts.items():
+            after[tensor][memory.parts(tensor)[part].band] += change
+    return after
 
 
 def _check(checkpoint: Checkpoint, table: TensorTable, request: StageRequest) -> None:

@@ -46,7 +46,7 @@ def load(folder: Path, *, device: str, clock: Clock) -> Loaded:
         table, tiling = checkpoint.table, marker.tiling.tiling
         config, weights = load_weights(folder, device=device)
         characters = CharacterTokenizer.load(folder) if (folder / tokenizer.FILE).exists() else None
-    live = LiveWeights(table, tiling, memory_of(table, weights), clock=clock)
+    live = LiveWeights(table, tiling, memory_of(table, tiling, weights), clock=clock)
     live.warm_up()
     try:
         live.prove(marker.lineage, marker.view, marker.version, marker.digest)
