@@ -24,11 +24,11 @@ from syncline.logs import LEVELS, logger, set_up_logs
 from syncline.metrics import Metrics
 from syncline.store.keys import checked_name
 from syncline.store.open import open_store
-from syncline_agent.arm.server import ArmServer
-from syncline_agent.flags import check_socket_path, port, seconds, whole
+from syncline_agent.flags import check_socket_path, port, seconds, whole, yes_or_no
 from syncline_agent.heartbeat import HeartSettings
 from syncline_agent.nodefiles import own_node_dir
 from syncline_agent.process import STORE_PATIENCE, Node, open_sources, serve
+from syncline_agent.reload.opening import check_engine, open_engine
 from syncline_agent.settings import AgentSettings, FollowSettings
 
 
@@ -58,6 +58,17 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
     flag("consumers-store", None, "store for heartbeats and leases; the last --store unless given", metavar="URL")
     for name, default in (("cluster", "local"), ("namespace", "default"), ("pool", "default"), ("node", "node-0")):
         flag(name, default, f"name of this {name} in heartbeats and metrics")
+    flag("engine", "arm", "how versions come into the engine: arm (in place) or reload (its own reload route)")
+    flag("engine-url", None, "where the engine's routes answer; with arm: taken where it refuses", metavar="URL")
+    flag("engine-kind", "vllm", "whose routes those are: vllm or sglang")
+    flag("engine-node-dir", None, "the node directory as the engine sees it, where that differs", metavar="DIR")
+    flag("engine-key-file", None, "a file with the bearer token that the engine's routes ask for", metavar="FILE")
+    flag(
+        "serve-unproven",
+        "no",
+        "yes: an engine whose weights cannot be proven from outside counts as in service",
+        type=yes_or_no,
+    )
     flag("host", "127.0.0.1", "address of /status, /metrics, /readyz and /livez")
     flag("port", "0", "their port; 0 takes a free one and logs it", type=port)
     flag(
@@ -71,6 +82,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
     flag("log-level", "info", "least severe event that is logged", choices=list(LEVELS))
     given = parser.parse_args(arguments)
     try:
+        check_engine(given.engine, given.engine_url, given.engine_kind)
         settings = AgentSettings(
             stores=given.store or stores,
             target=Path(given.target),
@@ -84,10 +96,19 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
             distributor=given.distributor,
             consumers_store=given.consumers_store,
             fetch_workers=given.fetch_workers,
+            engine=given.engine,
+            engine_url=given.engine_url,
+            engine_kind=given.engine_kind,
+            engine_node_dir=Path(given.engine_node_dir) if given.engine_node_dir else None,
+            engine_key_file=Path(given.engine_key_file) if given.engine_key_file else None,
             token=given.token,
             log_format=given.log_format,
             log_level=given.log_level,
-            follow=FollowSettings(poll_seconds=given.poll_seconds, advance_every=given.advance_every),
+            follow=FollowSettings(
+                poll_seconds=given.poll_seconds,
+                advance_every=given.advance_every,
+                serve_unproven=given.serve_unproven,
+            ),
             heart=HeartSettings(every_seconds=given.heartbeat_seconds, ttl_seconds=6 * given.heartbeat_seconds),
         )
         check_socket_path(settings.socket)
@@ -138,10 +159,10 @@ def _node(
         raise Rejected(str(error)) from error
     try:
         held.enter_context(closing(own_node_dir(settings.node_dir)))
-        arms = held.enter_context(ArmServer(settings.socket, pool=settings.pool, token=settings.token, log=log))
+        engine = open_engine(settings, held, clock=clock, log=log)
         return Node(
             settings,
-            arms,
+            engine,
             sources=sources,
             consumers=consumers,
             clock=clock,

@@ -48,6 +48,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def yes_or_no(text: str) -> bool:
+    """A switch that has a variable in the environment, too."""
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return text == "yes"
+
+
 def socket_path(text: str) -> Path:
     """A path that a Unix socket can have."""
     check_socket_path(Path(text))

@@ -144,7 +144,7 @@ class Follower:
         if chain is None:
             return self._poll_delay()
         applied = self._held.applied
-        if applied is not None and not applied.proven:
+        if applied is not None and not applied.proven and not self._held.unprovable:
             return self._enter(Phase.HEAL)
         if applied is None:
             self._checkpoint.examine()  # the engine that waits for it cannot tell that it is not coming
@@ -152,7 +152,7 @@ class Follower:
             return self._enter(Phase.JOIN)
         wanted = self._wanted = self._chooser.choose(chain, target)
         self._lag.head_read(self._chooser.head_at)
-        self._error = self._chooser.remark
+        self._error = self._chooser.remark or (None if self._settings.serve_unproven else self._held.unprovable)
         if described is None:
             self._error = f"no engine to commit to ({self._held.silence}); waiting for one"
             return self._enter(Phase.IDLE, self._poll_delay())
@@ -170,7 +170,8 @@ class Follower:
         self._note_behind(chain, applied, wanted)
         if target.suspend:
             return self._enter(Phase.SUSPENDED, self._poll_delay())
-        self._sync = Sync(wanted, applied, self._clock.monotonic(), modified=self._lag.modified)
+        began, modified = self._clock.monotonic(), self._lag.modified
+        self._sync = Sync(wanted, applied, began, reloads=described.reloads, modified=modified)
         return self._enter(Phase.PLAN)
 
     def _rest(self, wanted: VersionManifest | None, applied: Applied, target: Target) -> float:
@@ -220,7 +221,8 @@ class Follower:
     # --- Plan, Fetch, Stage, Commit
 
     def _plan(self, chain: Chain, sync: Sync) -> float:
-        if sync.target.version < sync.applied.version and not sync.coalesced and sync.path is ApplyPath.DELTA:
+        back = sync.target.version < sync.applied.version and not sync.coalesced
+        if back and sync.path is ApplyPath.DELTA and not sync.reloads:
             sync.path = ApplyPath.UNDO  # cheaper than anything that could be planned, if the engine still keeps it
             return self._enter(Phase.COMMIT)
         sync.way = self._ways.plan(chain, sync, self._chooser.vetoes)
@@ -328,6 +330,7 @@ class Follower:
     def _publish(self) -> None:
         target, chain, applied, wanted = self._target, self._chain, self._held.applied, self._wanted
         head = self._chooser.head
+        trusted = self._settings.serve_unproven and self._held.unprovable is not None
         known = applied is not None and wanted is not None and chain is not None and applied.lineage == chain.lineage
         self._report.say(
             **aimed(target, self._targets.error),
@@ -337,7 +340,7 @@ class Follower:
             target=wanted.version if wanted is not None else None,
             applied=applied,
             engine=self._held.described,
-            in_service=self._ways.undisputed(applied) and self._phase is not Phase.HEAL,
+            in_service=self._ways.undisputed(applied, trusted=trusted) and self._phase is not Phase.HEAL,
             lag_versions=abs(wanted.version - applied.version) if known and applied and wanted else 0,
             lag_seconds=self._lag.seconds(),
             boot=self._checkpoint.version(chain.lineage, chain.reader.keys.view) if chain is not None else None,

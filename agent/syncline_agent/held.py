@@ -27,6 +27,10 @@ class Held:
     def applied(self) -> Applied | None:
         return self.described.applied if self.described is not None else None
 
+    @property
+    def unprovable(self) -> str | None:
+        return self.described.unprovable if self.described is not None else None
+
     def look(self) -> EngineDescription | None:
         """Ask now."""
         try:

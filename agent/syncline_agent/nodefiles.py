@@ -5,6 +5,7 @@
     <node-dir>/quarantine/            the last few files that did not hash to their name, for people to look at
     <node-dir>/checkpoint/            the servable checkpoint (nodecheckpoint.py)
     <node-dir>/checkpoint.files       names of the files that it must have (examining.py)
+    <node-dir>/reload.json            what an engine that reloads was told last (reload/served.py)
     <node-dir>/back/                  a second checkpoint, while going back needs one (nodecheckpoint.py)
     <node-dir>/agent.lock             held by the one agent that owns the directory
     <node-dir>/arm.sock               where arms connect

@@ -25,6 +25,9 @@ class FollowSettings:
     advance_every: int = 8
     """The node checkpoint is at most so many versions behind what is applied, once the background has come around."""
     advance_seconds: float = 300.0
+    serve_unproven: bool = False
+    """An engine whose weights cannot be proven from outside counts as in service. Said in `/status`, and never the
+    default: what is not proven is not served."""
 
     def backoff(self, failures: int) -> float:
         """The longest wait after so many failures in a row."""
@@ -50,6 +53,15 @@ class AgentSettings:
     consumers_store: str | None = None
     """Where heartbeats and leases go; the last of `stores` unless told otherwise."""
     fetch_workers: int = 4
+    engine: str = "arm"
+    """How versions come into the engine: `arm`, in place, by what lives inside it; `reload`, by its own reload route."""
+    engine_url: str | None = None
+    """Where the engine's routes answer. With `arm`: what is taken where the arm refuses the engine's layout."""
+    engine_kind: str = "vllm"
+    engine_node_dir: Path | None = None
+    """The node directory as the engine sees it, where that is another path."""
+    engine_key_file: Path | None = None
+    """A bearer token that the engine's routes ask for."""
     token: str = ""
     """What an arm must present; empty takes what stands in `arm.token` of the node directory, made at random if it is
     not there."""

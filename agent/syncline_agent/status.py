@@ -16,9 +16,9 @@ the operator.
     lag_versions     versions between applied and target
     lag_seconds      for how long the oldest version not applied yet has been committed, by the store's clock; with the
                      store unreachable, the time since it last answered
-    engine           {name, pod, ranks, error} or null
+    engine           {name, pod, ranks, error, unprovable} or null; unprovable says why what it holds cannot be proven
     boot             version of the checkpoint on this node's disk, or null
-    apply_path       delta | checkpoint | undo: how the last commit came about
+    apply_path       delta | checkpoint | undo | reload: how the last commit came about
     last_sync        {version, from, seconds: {phase: s}, total_seconds, behind_seconds, pause_seconds, bytes, changed}
                      or null
     bytes_by_source  {source: bytes} since the agent started
@@ -65,6 +65,7 @@ class ApplyPath(StrEnum):
     DELTA = "delta"
     CHECKPOINT = "checkpoint"
     UNDO = "undo"
+    RELOAD = "reload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,13 @@ class Status:
             "lag_seconds": round(self.lag_seconds, 3),
             "engine": None
             if engine is None
-            else {"name": engine.engine, "pod": engine.pod, "ranks": engine.ranks, "error": engine.error},
+            else {
+                "name": engine.engine,
+                "pod": engine.pod,
+                "ranks": engine.ranks,
+                "error": engine.error,
+                "unprovable": engine.unprovable,
+            },
             "boot": self.boot,
             "apply_path": None if self.apply_path is None else self.apply_path.value,
             "last_sync": None

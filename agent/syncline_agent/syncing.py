@@ -23,9 +23,11 @@ class Sync:
     began: float
     """Monotonic."""
     way: Plan | None = None
-    """None while undoing."""
+    """None while undoing, and for an engine that reloads."""
     checkpoint: Path | None = None
     """A folder that holds the target whole, where the way does not start from what is applied."""
+    reloads: bool = False
+    """The engine takes the target whole, whatever is applied."""
     path: ApplyPath = ApplyPath.DELTA
     coalesced: bool = False
     """Head was read once more after the fetch; it is not read a third time, or a fast trainer would starve the

@@ -33,8 +33,12 @@ class Ways:
         self._disputed: Applied | None = None
         """What the engine claims and the manifest contradicts."""
 
-    def plan(self, chain: Chain, sync: Sync, vetoed: Collection[int]) -> Plan:
-        """The cheapest way from what is applied. Raises what `syncline.chain.plan` raises."""
+    def plan(self, chain: Chain, sync: Sync, vetoed: Collection[int]) -> Plan | None:
+        """The cheapest way from what is applied; None for an engine that reloads. Raises what `syncline.chain.plan`
+        raises."""
+        if sync.reloads:
+            self._link(chain, sync.applied)
+            return None
         try:
             return plan(
                 self._link(chain, sync.applied),
@@ -67,21 +71,22 @@ class Ways:
             )
         self._disputed = None
 
-    def undisputed(self, applied: Applied | None) -> bool:
+    def undisputed(self, applied: Applied | None, *, trusted: bool = False) -> bool:
         """Whether what the engine claims is proven, as far as the engine and the manifests read so far can tell."""
-        return applied is not None and applied.proven and applied != self._disputed
+        return applied is not None and (applied.proven or trusted) and applied != self._disputed
 
     def bring(self, chain: Chain, sync: Sync, vetoed: Collection[int]) -> None:
         """Everything that staging reads becomes verified files on this node."""
-        assert sync.way is not None
-        if sync.way.start is None:
+        if sync.way is None:
+            self._bring_whole(chain, sync, vetoed, from_anchor=False)
+        elif sync.way.start is None:
             sync.fetched_bytes += chain.fetcher.fetch(chain.reader.keys, chunks_of(sync.way))
         else:
             self._bring_whole(chain, sync, vetoed, from_anchor=isinstance(sync.way.start, AnchorStep))
 
     def _bring_whole(self, chain: Chain, sync: Sync, vetoed: Collection[int], *, from_anchor: bool) -> None:
         self._check_layout(chain, sync)
-        sync.path = ApplyPath.CHECKPOINT
+        sync.path = ApplyPath.RELOAD if sync.reloads else ApplyPath.CHECKPOINT
         keys, version = chain.reader.keys, sync.target.version
         if not from_anchor and self._checkpoint.advance(chain, version):
             sync.checkpoint = self._checkpoint.path
