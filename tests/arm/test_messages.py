@@ -17,22 +17,38 @@ from syncline_agent.arm import messages
 from syncline_agent.arm.parts import from_stage_message, stage_message
 from syncline_agent.engine import DeltaFiles, StageRequest
 
-STATE = messages.State(applied=None, error="no weights")
+STATE = messages.State(applied=None, error="no weights", failed="out of service")
 APPLIED = messages.AppliedPart(lineage="ab" * 16, view="main", version=3, digest="cd" * 16, proven=True)
+BAND = messages.BandPart(tensor="a.weight", axis=0, low=0, high=7, digest="ef" * 16)
+HELLO = messages.Hello(
+    protocol=2, engine="e", pool="p", pod="o", rank=0, ranks=1, gate=True, token="t", holds=None, state=STATE
+)
 EVERY = [
     STATE,
-    messages.State(applied=APPLIED, error=None),
-    messages.Hello(protocol=1, engine="e", pool="p", pod="o", rank=0, ranks=1, holds="whole", token="t", state=STATE),
-    messages.Welcome(protocol=1),
+    messages.State(applied=APPLIED, error=None, failed=None),
+    HELLO,
+    HELLO.model_copy(update={"holds": [BAND], "gate": False}),
+    HELLO.model_copy(update={"rank": None}),
+    messages.Welcome(protocol=2),
     messages.Refused(message="no"),
-    messages.Ready(id=1, target=2, policy=Policy.DRAIN, undo=False),
+    messages.Ready(id=1, target=2, undo=False),
     messages.Scatter(id=1, target=2),
-    messages.Release(id=1),
+    messages.Confirm(id=1, target=2),
     messages.Discard(id=1),
     messages.Sweep(id=1),
-    messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5),
-    messages.Scattered(id=1, version=2, digest="ab", pause_seconds=0.25, spans={"r-0": 7}),
-    messages.Swept(id=1, applied=APPLIED),
+    messages.Prove(id=1, version=2, digest="cd" * 16),
+    messages.Hold(id=1, policy=Policy.DRAIN),
+    messages.Write(id=1),
+    messages.Resume(id=1, version=2),
+    messages.Publish(id=1),
+    messages.Release(id=1),
+    messages.Fail(id=1, reason="no"),
+    messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5, digests=None),
+    messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5, digests=["ef" * 16]),
+    messages.Confirmed(id=1, applied=APPLIED),
+    messages.Swept(id=1, applied=APPLIED, digests=["ef" * 16]),
+    messages.Held(id=1, spans={"r-0": 7}),
+    messages.Resumed(id=1, pause_seconds=0.25),
     messages.Done(id=1),
     messages.Failed(id=1, error="DigestMismatch", message="no"),
 ]
@@ -94,18 +110,28 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
         {"type": "done", "id": "1"},
         {"type": "done", "id": 1, "more": 2},
         {"type": "dance", "id": 1},
-        {"type": "ready", "id": 1, "target": 2, "policy": "hope", "undo": False},
+        {"type": "hold", "id": 1, "policy": "hope"},
         ["done"],
     ],
 )
 def test_a_message_with_a_field_too_few_too_many_or_of_another_kind_is_refused(body: object) -> None:
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 1"):
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
         messages.decode(json.dumps(body).encode())
 
 
-def test_a_hello_of_a_later_protocol_is_refused_by_its_number() -> None:
-    with pytest.raises(ProtocolViolation, match="speaks protocol 2"):
-        messages.decode(json.dumps({"type": "hello", "protocol": 2, "novelty": True}).encode())
+@pytest.mark.parametrize("protocol", [1, 3])
+def test_a_hello_of_another_protocol_is_refused_by_its_number(protocol: int) -> None:
+    with pytest.raises(ProtocolViolation, match=f"speaks protocol {protocol}"):
+        messages.decode(json.dumps({"type": "hello", "protocol": protocol, "holds": "whole"}).encode())
+
+
+def test_a_hello_that_holds_fifty_thousand_bands_fits_in_a_message() -> None:
+    bands = [{"tensor": f"{n:0200}", "axis": 1, "low": n, "high": 1 << 40, "digest": "ef" * 16} for n in range(50_000)]
+    hello = HELLO.model_copy(update={"holds": [messages.BandPart(**band) for band in bands]})
+    data = messages.encode(hello)
+    assert hello == messages.decode(data[PREFIX:])
+    with pytest.raises(ProtocolViolation, match="beyond"):
+        messages.encode(hello.model_copy(update={"holds": [*(hello.holds or ()), *(hello.holds or ())]}))
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
@@ -129,21 +155,30 @@ def test_an_error_without_a_name_of_ours_means_that_nothing_was_written() -> Non
 
 @pytest.mark.parametrize(
     "change",
-    [{"ranks": 1 << 40}, {"ranks": 0}, {"rank": -1}, {"pod": "p" * 257}, {"token": "t" * 257}],
+    [
+        {"ranks": 1 << 40},
+        {"ranks": 0},
+        {"rank": -1},
+        {"pod": "p" * 257},
+        {"token": "t" * 257},
+        {"holds": [{}]},
+        {"holds": [json.loads(BAND.model_dump_json()) | {"high": 1 << 60}]},
+        {"holds": [json.loads(BAND.model_dump_json()) | {"low": -1}]},
+        {"holds": [json.loads(BAND.model_dump_json()) | {"axis": 99}]},
+        {"holds": [json.loads(BAND.model_dump_json()) | {"tensor": "t" * 600}]},
+        {"holds": [json.loads(BAND.model_dump_json()) | {"digest": "?"}]},
+    ],
 )
 def test_a_hello_beyond_its_bounds_is_refused(change: dict[str, object]) -> None:
-    hello = messages.Hello(
-        protocol=1, engine="e", pool="p", pod="o", rank=0, ranks=1, holds="whole", token="t", state=STATE
-    )
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 1"):
-        messages.decode(json.dumps(json.loads(hello.model_dump_json()) | change).encode())
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
+        messages.decode(json.dumps(json.loads(HELLO.model_dump_json()) | change).encode())
 
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"version": 10**12}, {"digest": "cd"}, {"lineage": "no"}])
 def test_a_state_that_no_record_could_hold_is_refused(change: dict[str, object]) -> None:
-    state = json.loads(messages.State(applied=APPLIED, error=None).model_dump_json())
+    state = json.loads(messages.State(applied=APPLIED, error=None, failed=None).model_dump_json())
     state["applied"] |= change
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 1"):
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
         messages.decode(json.dumps(state).encode())
 
 

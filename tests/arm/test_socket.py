@@ -8,7 +8,7 @@ import random
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,15 +24,28 @@ from syncline.versions import Policy
 from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.client import ArmClient, ArmIdentity, Backoff
-from syncline_agent.arm.gate import OpenGate, Switched
+from syncline_agent.arm.committing import ArmTimeouts
+from syncline_agent.arm.connected import Arm
+from syncline_agent.arm.gate import OpenGate
 from syncline_agent.arm.island import Island
-from syncline_agent.arm.island import Rank as IslandRank
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.parts import stage_message
-from syncline_agent.arm.server import ArmServer, ArmTimeouts
+from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import StageRequest
 
 Ask = Callable[..., StageRequest]
+HELLO = messages.Hello(
+    protocol=2,
+    engine="e",
+    pool="p",
+    pod="o",
+    rank=0,
+    ranks=1,
+    gate=True,
+    token="t",
+    holds=None,
+    state=messages.State(applied=None, error=None, failed=None),
+)
 QUICK = Backoff(0.01, 0.05)
 
 
@@ -65,22 +78,33 @@ class Gate(OpenGate):
         self.refuses = False
         self.hangs: threading.Event | None = None
 
-    def hold(self, policy: Policy) -> None:
+    def hold(self, policy: Policy) -> Mapping[str, int]:
         self.calls.append(f"hold {policy}")
         if self.hangs is not None:
             self.hangs.wait(20)
         if self.refuses:
             raise EngineUnavailable("busy")
+        super().hold(policy)
+        return {"request-0": 3}
 
-    def switch(self, write: Callable[[], None]) -> Switched:
-        self.calls.append("switch")
-        return Switched(super().switch(write).pause_seconds, {"request-0": 3})
+    def write(self) -> None:
+        self.calls.append("write")
+
+    def resume(self, version: int) -> float:
+        self.calls.append(f"resume {version}")
+        return super().resume(version)
 
     def publish(self) -> None:
         self.calls.append("publish")
 
     def release(self) -> None:
         self.calls.append("release")
+
+    def fail(self, reason: str) -> None:
+        self.calls.append("fail")
+
+    def prove(self, version: int) -> None:
+        self.calls.append(f"prove {version}")
 
 
 @pytest.fixture
@@ -95,7 +119,7 @@ def connect(run: WeightRun, node: Path) -> Iterator[Callable[..., Rank]]:
             node / "arm.sock",
             ArmIdentity("test", "pool", pod, rank, ranks),
             live,
-            gate or Gate(),
+            gate or (Gate() if rank == 0 else None),
             randomness=random.Random(rank),
             backoff=QUICK,
         )
@@ -155,8 +179,9 @@ def test_two_versions_are_staged_committed_undone_and_swept_through_the_socket(
     done = server.commit(3, Policy.KEEP)
     assert (3, run.digest(3), {"request-0": 3}) == (done.version, done.digest, done.spans)
     assert done.pause_seconds > 0
-    assert ["hold keep", "switch", "publish"] == gate.calls
-    assert ["apply.ready", "apply.scattering", "apply.scattered"] == reached
+    assert ["hold keep", "write", "resume 3", "publish"] == gate.calls
+    points = ["apply.ready", "apply.writing", "apply.scattering", "apply.scattered", "apply.resumed"]
+    assert points == reached
     assert same(rank.memory, run.weights(3))
     assert server.describe().applied == server.sweep()
     assert 1 == server.undo(1).version
@@ -203,19 +228,28 @@ def test_two_ranks_commit_as_one(run: WeightRun, server: ArmServer, connect: Cal
 
 
 def test_a_rank_that_is_not_ready_keeps_all_others_from_writing(
-    run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask
+    run: WeightRun, server: ArmServer, connect: Callable[..., Rank], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    willing, busy = Gate(), Gate()
-    busy.refuses = True
-    first, second = connect(0, 2, gate=willing), connect(1, 2, gate=busy)
+    gate = Gate()
+    first, second = connect(0, 2, gate=gate), connect(1, 2)
     assert server.wait_connected(10)
     server.stage(ask(1, 2))
+
+    def busy(target: int) -> None:
+        raise EngineUnavailable("busy")
+
+    monkeypatch.setattr(second.live, "ready", busy)
     with pytest.raises(EngineUnavailable, match="busy"):
         server.commit(2, Policy.KEEP)
-    assert ["hold keep", "release"] == willing.calls
+    assert ["prove 1"] == gate.calls
+    monkeypatch.undo()
+    gate.refuses = True
+    with pytest.raises(EngineUnavailable, match="busy"):
+        server.commit(2, Policy.KEEP)
+    assert ["prove 1", "hold keep", "release"] == gate.calls
     assert same(first.memory, run.weights(1))
     assert same(second.memory, run.weights(1))
-    busy.refuses = False
+    gate.refuses = False
     assert 2 == server.commit(2, Policy.KEEP).version  # what was staged still is
 
 
@@ -316,20 +350,15 @@ def test_a_rank_that_does_not_answer_is_disconnected_and_comes_back(
 
 
 def test_a_rank_that_was_disconnected_is_gone_before_its_thread_has_left() -> None:
-    state = messages.State(applied=None, error=None)
-    hello = messages.Hello(
-        protocol=1, engine="e", pool="p", pod="o", rank=0, ranks=1, holds="whole", token="t", state=state
-    )
     ours, theirs = socket.socketpair()
-    there, island = IslandRank(Channel(ours), hello), Island()
+    there, island = Arm(Channel(ours), HELLO), Island()
     island.join(there, lambda: None)
-    assert island.wait_whole(0.0)
+    assert [there] == list(island.whole().ranks)
     there.close("it gave no answer")
-    assert not island.wait_whole(0.0)
     with pytest.raises(EngineUnavailable, match="no engine is connected"):
         island.whole()
     ours, _ = socket.socketpair()
-    island.join(IslandRank(Channel(ours), hello.model_copy(update={"pod": "another"})), lambda: None)
+    island.join(Arm(Channel(ours), HELLO.model_copy(update={"pod": "another"})), lambda: None)
     theirs.close()
 
 
@@ -426,8 +455,9 @@ def test_an_arm_of_another_pool_or_pod_is_refused_by_name(node: Path, connect: C
         (messages.LENGTH.pack(1 << 30), "beyond"),
         (messages.encode(messages.Done(id=1)), "not a hello"),
         (messages.LENGTH.pack(32) + b'{"type": "hello", "protocol": 9}', "speaks protocol 9"),
+        (messages.LENGTH.pack(50) + b'{"type": "hello", "protocol": 1, "holds": "whole"}', "speaks protocol 1"),
     ],
-    ids=["no message", "too long", "no hello", "another protocol"],
+    ids=["no message", "too long", "no hello", "a later protocol", "an earlier protocol"],
 )
 def test_whoever_does_not_say_hello_properly_is_refused_in_words(
     server: ArmServer, node: Path, first: bytes, says: str
@@ -440,53 +470,53 @@ def test_whoever_does_not_say_hello_properly_is_refused_in_words(
     assert says in answer.message
 
 
+BAND = messages.BandPart(tensor="a.weight", axis=0, low=0, high=7, digest="ef" * 16)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"rank": 2, "ranks": 2}, "rank 2 of 2 cannot be"), ({"holds": "columns 0-7"}, "columns 0-7")],
+    [
+        ({"rank": 2, "ranks": 2}, "rank 2 of 2 cannot be"),
+        ({"rank": None, "gate": False}, "must be a gate and hold nothing"),
+        ({"rank": None, "holds": [BAND]}, "must be a gate and hold nothing"),
+        ({"holds": [BAND, BAND]}, "names a.weight, indices 0 to 6 of axis 0 twice"),
+        ({"holds": [BAND.model_copy(update={"low": 7})]}, "holds nothing of a.weight"),
+        ({"holds": [BAND, BAND.model_copy(update={"low": 6, "high": 9})]}, "neither the same nor apart"),
+        ({"holds": [BAND, BAND.model_copy(update={"axis": 1, "low": 90, "high": 99})]}, "neither the same nor apart"),
+    ],
 )
-def test_a_rank_that_cannot_be_served_is_refused_by_name(
+def test_an_arm_that_cannot_be_served_is_refused_by_name(
     server: ArmServer, node: Path, change: dict[str, object], says: str
 ) -> None:
-    hello = messages.Hello(
-        protocol=1,
-        engine="e",
-        pool="p",
-        pod="o",
-        rank=0,
-        ranks=1,
-        holds="whole",
-        token=(node / "arm.token").read_text().strip(),
-        state=messages.State(applied=None, error=None),
-    ).model_copy(update=change)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.connect(str(node / "arm.sock"))
         channel = Channel(stranger)
-        channel.send(hello)
+        channel.send(HELLO.model_copy(update={"token": (node / "arm.token").read_text().strip()} | change))
         answer = channel.receive(timeout_s=5)
     assert isinstance(answer, messages.Refused)
     assert says in answer.message
 
 
-def test_an_arm_that_breaks_the_protocol_later_is_disconnected(server: ArmServer, node: Path) -> None:
-    token = (node / "arm.token").read_text().strip()
-    hello = messages.Hello(
-        protocol=1,
-        engine="e",
-        pool="p",
-        pod="o",
-        rank=0,
-        ranks=1,
-        holds="whole",
-        token=token,
-        state=messages.State(applied=None, error=None),
-    )
+@pytest.mark.parametrize(
+    "later",
+    [
+        messages.Done(id=12345),
+        HELLO,
+        messages.Sweep(id=1),
+        messages.Refused(message="no"),
+    ],
+    ids=lambda m: m.type,
+)
+def test_an_arm_that_breaks_the_protocol_later_is_disconnected(
+    server: ArmServer, node: Path, later: messages.Message
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.connect(str(node / "arm.sock"))
         channel = Channel(stranger)
-        channel.send(hello)
+        channel.send(HELLO.model_copy(update={"token": (node / "arm.token").read_text().strip()}))
         assert isinstance(channel.receive(timeout_s=5), messages.Welcome)
         assert server.wait_connected(5)
-        channel.send(messages.Done(id=12345))
+        channel.send(later)
         with pytest.raises(EngineUnavailable):
             channel.receive(timeout_s=5)
         wait_until(lambda: not server.wait_connected(0))
@@ -603,10 +633,10 @@ def test_a_hold_that_a_lost_agent_asked_for_is_never_begun(
             return stage(request)
 
         monkeypatch.setattr(rank.live, "stage", slow)
-        (ours,) = first._island.whole()
+        (ours,) = first._island.whole().ranks
         ours.begin(lambda i: stage_message(i, ask(1, 2), node))
         assert staging.wait(10)
-        ours.begin(lambda i: messages.Ready(id=i, target=2, policy=Policy.KEEP, undo=False))
+        ours.begin(lambda i: messages.Hold(id=i, policy=Policy.KEEP))
     with ArmServer(node / "arm.sock") as second:
         assert second.wait_connected(10)
         lost.set()

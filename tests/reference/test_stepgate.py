@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -22,14 +22,14 @@ class Loop:
         self.gate = StepGate(self.wake, SystemClock(), patience)
         self.steps = 0
         self.active = 0
-        self.written: list[Policy] = []
+        self.written: list[tuple[Policy, int]] = []
         self.stopping = False
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
 
     def run(self) -> None:
         while not self.stopping:
-            self.gate.pass_between_steps(self.active, lambda: {"r": self.steps}, self.written.append)
+            self.gate.pass_between_steps(self.active, lambda: {"r": self.steps})
             with self.wake:
                 self.wake.wait(0.002)
             self.steps += 1
@@ -57,29 +57,32 @@ def loop() -> Iterator[Callable[..., Loop]]:
         one.thread.join(10)
 
 
-def test_a_write_runs_in_the_loop_s_thread_while_no_step_does(loop: Callable[..., Loop]) -> None:
-    one = loop()
-    one.gate.hold(Policy.KEEP)
+def test_a_write_comes_while_no_step_runs_and_spans_are_those_of_the_hold(loop: Callable[..., Loop]) -> None:
+    one = loop(held_s=0.2)
+    spans = one.gate.hold(Policy.KEEP)
     held_at = one.steps
-    ran: list[object] = []
-    switched = one.gate.switch(lambda: ran.append((threading.current_thread(), one.steps)))
-    assert [(one.thread, held_at)] == ran
-    assert {"r": held_at} == switched.spans
-    assert [Policy.KEEP] == one.written
-    assert switched.pause_seconds > 0
+    assert {"r": held_at} == spans
+    one.gate.write()
+    threading.Event().wait(0.4)  # longer than a hold without a write may last
+    assert held_at == one.steps
+    pause_seconds = one.gate.resume(lambda policy: one.written.append((policy, one.steps)))
+    assert [(Policy.KEEP, held_at)] == one.written
+    assert pause_seconds >= 0.4
     assert one.steps_on()
 
 
-def test_a_write_that_fails_fails_at_the_arm_and_the_loop_goes_on(loop: Callable[..., Loop]) -> None:
-    def fail() -> None:
-        raise ArithmeticError("half-way")
-
+def test_a_loop_whose_write_fails_goes_on_when_told_that_it_ends(loop: Callable[..., Loop]) -> None:
     one = loop()
     one.gate.hold(Policy.ABORT)
-    with pytest.raises(ArithmeticError):
-        one.gate.switch(fail)
-    assert [] == one.written
+    one.gate.write()
+    one.gate.release()  # comes too late: something may have been written
+    held_at = one.steps
+    threading.Event().wait(0.05)
+    assert held_at == one.steps
+    one.gate.end()
     assert one.steps_on()
+    with pytest.raises(EngineUnavailable, match="does not stand"):
+        one.gate.resume(lambda _: None)
 
 
 def test_a_released_hold_lets_steps_go_on_and_no_write_in(loop: Callable[..., Loop]) -> None:
@@ -88,7 +91,7 @@ def test_a_released_hold_lets_steps_go_on_and_no_write_in(loop: Callable[..., Lo
     one.gate.release()
     assert one.steps_on()
     with pytest.raises(EngineUnavailable, match="nothing was written"):
-        one.gate.switch(lambda: None)
+        one.gate.write()
 
 
 def test_a_held_loop_goes_on_by_itself_when_no_write_comes(loop: Callable[..., Loop]) -> None:
@@ -96,30 +99,32 @@ def test_a_held_loop_goes_on_by_itself_when_no_write_comes(loop: Callable[..., L
     one.gate.hold(Policy.KEEP)
     assert one.steps_on()
     with pytest.raises(EngineUnavailable, match="went on"):
-        one.gate.switch(lambda: None)
+        one.gate.write()
     one.gate.hold(Policy.KEEP)  # and can be held again
-    one.gate.switch(lambda: None)
+    one.gate.write()
+    one.gate.resume(lambda _: None)
 
 
 def test_a_loop_that_hangs_in_a_step_is_not_waited_for_for_ever() -> None:
     gate = StepGate(threading.Condition(threading.RLock()), SystemClock(), Patience(step_s=0.05))
     with pytest.raises(EngineUnavailable, match=r"within 0\.05 s"):
         gate.hold(Policy.KEEP)
-    gate.pass_between_steps(0, dict, lambda _: None)  # what was asked for is forgotten
+    gate.pass_between_steps(0, dict)  # what was asked for is forgotten
 
 
 def test_draining_waits_for_the_last_request_and_says_so_meanwhile(loop: Callable[..., Loop]) -> None:
     one = loop()
     one.active = 1
     with ThreadPoolExecutor(1) as arm:
-        held: Future[None] = arm.submit(one.gate.hold, Policy.DRAIN)
+        held: Future[Mapping[str, int]] = arm.submit(one.gate.hold, Policy.DRAIN)
         assert one.steps_on()
         assert not held.done()
         with one.wake:
             assert one.gate.draining
         one.active = 0
         held.result(10)
-    one.gate.switch(lambda: None)
+    one.gate.write()
+    one.gate.resume(lambda _: None)
     with one.wake:
         assert not one.gate.draining
 
@@ -138,5 +143,6 @@ def test_a_second_hold_takes_over_from_the_first(loop: Callable[..., Loop]) -> N
     one = loop()
     one.gate.hold(Policy.KEEP)
     one.gate.hold(Policy.ABORT)
-    one.gate.switch(lambda: None)
-    assert [Policy.ABORT] == one.written
+    one.gate.write()
+    one.gate.resume(lambda policy: one.written.append((policy, one.steps)))
+    assert [Policy.ABORT] == [policy for policy, _ in one.written]

@@ -1,6 +1,6 @@
-"""The arm's end of the socket: connects to the agent from inside an engine, and does what it is told.
+"""The arm's end of the socket: connects to the agent from inside an engine, as a rank, as its gate or as both.
 
-It owns three threads: one connects, listens and connects again; one stages and switches, a call at a time; one sweeps.
+It owns three threads: one connects, listens and connects again; one answers calls, one at a time; one sweeps.
 It never decides what to apply, and never lets an error end a thread: what fails is answered, what cannot be answered
 ends the connection, and the next one begins with what the arm then holds.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,11 @@ from structlog.typing import FilteringBoundLogger
 from syncline.errors import EngineUnavailable, LayoutRefused, ProtocolViolation
 from syncline.logs import logger
 from syncline_agent.arm import messages
+from syncline_agent.arm.answering import Answerer
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.gate import Gate
 from syncline_agent.arm.live import LiveWeights
-from syncline_agent.arm.messages import Answer, Call, Discard, Done, Ready, Release, Scatter, Stage, Sweep
-from syncline_agent.arm.parts import applied_part, from_stage_message
+from syncline_agent.arm.messages import Call, Hold, Ready, Sweep
 
 TOKEN_FILE = "arm.token"
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -36,8 +37,10 @@ class ArmIdentity:
     engine: str
     pool: str
     pod: str
-    rank: int = 0
+    rank: int | None = 0
+    """None: a gate that holds no weights."""
     ranks: int = 1
+    """Of the whole engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +58,36 @@ DEFAULT_BACKOFF = Backoff()
 
 
 class ArmClient:
-    """Connects `live` and its engine's `gate` to the agent that listens at `socket_path`."""
+    """Connects a rank's `live` weights, its engine's `gate`, or both to the agent that listens at `socket_path`."""
 
     def __init__(
         self,
         socket_path: Path,
         identity: ArmIdentity,
-        live: LiveWeights,
-        gate: Gate,
+        live: LiveWeights | None,
+        gate: Gate | None,
         *,
         randomness: random.Random,
+        refusal: str | None = None,
         token_file: Path | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         log: FilteringBoundLogger | None = None,
     ) -> None:
-        """`token_file` defaults to `arm.token` beside the socket; it is read anew for each connection."""
+        """`refusal`: why a rank has no `live` weights that the agent could change; it says so and refuses every call.
+        `token_file` defaults to `arm.token` beside the socket; it is read anew for each connection."""
+        if (identity.rank is None) != (live is None and refusal is None) or (identity.rank is None and gate is None):
+            raise ValueError("a rank has weights, or why it has none; what is no rank is a gate")
         self._path = socket_path
         self._identity = identity
-        self._live, self._gate = live, gate
+        self._is_gate = gate is not None
         self._random, self._backoff = randomness, backoff
         self._log = log or logger("arm", rank=identity.rank)
+        self._answerer = Answerer(
+            live, gate, ranks=identity.ranks, node_dir=socket_path.parent, refusal=refusal, log=self._log
+        )
         self._token_file = token_file or socket_path.parent / TOKEN_FILE
         self._stopping = threading.Event()
+        self._saying = threading.Lock()
         self._channel: Channel | None = None
         self._connection = "connecting"
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="arm-calls")
@@ -108,13 +119,33 @@ class ArmClient:
         self._sweeps.shutdown()
 
     def notify(self) -> None:
-        """Tell the agent, if one is connected, what `live` holds now: after a sweep of the engine's own."""
+        """Tell the agent, if one is connected, what is held now: after a sweep of the engine's own."""
+        self._say_state_now()
+        if self._answerer.recovers:
+            try:
+                self._calls.submit(self._in_turn, self._answerer.recover)
+            except RuntimeError:
+                pass  # stopped meanwhile
+
+    def _in_turn(self, work: Callable[[], None]) -> None:
+        """Something that stands in line with the agent's calls."""
+        try:
+            work()
+        except Exception:  # a gate that breaks: said, and the arm goes on
+            self._log.exception("the engine's gate failed")
+        self._say_state_now()
+
+    def _say_state_now(self) -> None:
         channel = self._channel
         if channel is not None:
             try:
-                channel.send(self._state())
+                self._say_state(channel)
             except (EngineUnavailable, ProtocolViolation):
                 pass  # the listener sees the same and connects again; a hello carries the state
+
+    def _say_state(self, channel: Channel) -> None:
+        with self._saying:  # what is said last is what was seen last
+            channel.send(self._answerer.state())
 
     def _listen(self) -> None:
         tries = 0
@@ -151,7 +182,8 @@ class ArmClient:
             finally:
                 self._channel, self._connection = None, "connecting"
                 channel.close()
-                self._gate.release()
+                self._answerer.release()
+                self._calls.submit(self._in_turn, self._answerer.settle)
             self._stopping.wait(self._backoff.seconds(0, self._random.random()))
 
     def _connect(self) -> Channel:
@@ -181,28 +213,22 @@ class ArmClient:
             pod=who.pod,
             rank=who.rank,
             ranks=who.ranks,
-            holds="whole",
+            gate=self._is_gate,
             token=token,
-            state=self._state(),
+            holds=self._answerer.holds(),
+            state=self._answerer.state(),
         )
 
-    def _state(self) -> messages.State:
-        applied = self._live.applied
-        return messages.State(applied=None if applied is None else applied_part(applied), error=self._live.error)
-
     def _dispatch(self, channel: Channel, message: messages.Message) -> None:
-        if isinstance(message, Sweep):
-            self._sweeps.submit(self._answer, channel, message)
-        elif isinstance(message, Stage | Ready | Scatter | Release | Discard):
-            self._calls.submit(self._answer, channel, message)
-        else:
+        if not isinstance(message, Call):
             raise ProtocolViolation(f"the agent sent a {message.type}, which is no call")
+        (self._sweeps if isinstance(message, Sweep) else self._calls).submit(self._answer, channel, message)
 
     def _answer(self, channel: Channel, call: Call) -> None:
         if self._channel is not channel:
             return  # queued behind another when its agent went away: nobody waits for it, and a new one may be here
         try:
-            answer = self._do(call)
+            answer = self._answerer.do(call)
         except Exception as error:
             # The agent asks for an undo first and brings a checkpoint if there is none: no fault of anything.
             usual = isinstance(call, Ready) and call.undo and isinstance(error, LayoutRefused)
@@ -210,51 +236,14 @@ class ArmClient:
             say("arm call failed", call=call.type, error=type(error).__name__, reason=str(error))
             answer = messages.failure(call.id, error)
         if self._channel is not channel:
-            # The hello of a later connection may have been written before this call had ended.
-            if isinstance(call, Ready):
-                self._gate.release()
+            # Its agent went away meanwhile. The hello of a later connection may have been written before this call had
+            # ended; what it left half-way is settled in turn, a hold at once.
+            if isinstance(call, Hold):
+                self._answerer.release()
             self.notify()
         try:
-            channel.send(self._state())
+            self._say_state(channel)
             channel.send(answer)
         except Exception as error:  # an answer that cannot be sent must not be waited for
             self._log.warning("arm answer not sent", call=call.type, reason=str(error))
             channel.close()  # the listener notices
-
-    def _do(self, call: Call) -> Answer:
-        match call:
-            case Stage():
-                result = self._live.stage(from_stage_message(call, self._path.parent))
-                return messages.Staged(
-                    id=call.id,
-                    target=result.target,
-                    changed=result.changed,
-                    staged_bytes=result.staged_bytes,
-                    seconds=result.seconds,
-                )
-            case Ready():
-                (self._live.ready_undo if call.undo else self._live.ready)(call.target)
-                self._gate.hold(call.policy)
-                return Done(id=call.id)
-            case Scatter():
-                return self._scatter(call)
-            case Release():
-                self._gate.release()
-                return Done(id=call.id)
-            case Discard():
-                self._live.discard()
-                return Done(id=call.id)
-            case Sweep():
-                return messages.Swept(id=call.id, applied=applied_part(self._live.sweep()))
-
-    def _scatter(self, call: Scatter) -> Answer:
-        switched = self._gate.switch(lambda: self._live.scatter(call.target))
-        applied = self._live.confirm(call.target)
-        self._gate.publish()
-        return messages.Scattered(
-            id=call.id,
-            version=applied.version,
-            digest=applied.digest,
-            pause_seconds=switched.pause_seconds,
-            spans=dict(switched.spans),
-        )

@@ -1,45 +1,60 @@
-"""What an arm asks of the engine around it: stand still between two forward steps, and let it write there."""
+"""What an arm asks of the engine around it: stand between two forward steps while ranks write, and keep inside what was
+computed with bits that nobody has read back.
+
+A gate knows requests and steps, and no weights. Where it lives in one process with weights, they are asked apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Protocol
 
 from syncline.clock import Clock
 from syncline.versions import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Switched:
-    """What a write between two steps cost, and whom it met."""
-
-    pause_seconds: float
-    """From the last step before to the moment that the next one may begin."""
-    spans: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Request id -> output tokens so far, when the write began."""
-
-
 class Gate(Protocol):
-    """The engine's side. Calls come in the order hold, then switch and publish, or release; a release may come from
-    another thread at any time."""
+    """The engine's side: in service, or failed. A change of version comes as hold, write, resume and publish; a failure may
+    come after any of them, and a release at any time before the write and from another thread.
 
-    def hold(self, policy: Policy) -> None:
-        """Return when no step is in flight; none begins before `switch` or `release`, or before the engine's patience
-        ends. EngineUnavailable when requests did not end in time (drain) or the loop did not answer."""
+    A gate whose process does not hold all weights itself begins failed: nothing is served before the first `prove`. A
+    failed gate can be held, written under and resumed like any other.
+    """
+
+    def hold(self, policy: Policy) -> Mapping[str, int]:
+        """Return when no step is in flight, on any rank; none begins before `resume` or `release`, or before the engine's
+        patience ends. Under `drain` that is when requests in flight have ended, and none begins meanwhile. Returns how
+        many output tokens each request in flight has, those of a step that just ended counted.
+
+        EngineUnavailable when requests did not end in time or the engine did not answer."""
         ...
 
-    def switch(self, write: Callable[[], None]) -> Switched:
-        """Run `write` where no step runs, then let steps go on; what they produce stays inside until `publish`.
-        Re-raises what `write` raises. EngineUnavailable, with `write` never called, when the hold has ended."""
+    def write(self) -> None:
+        """From here on wait for `resume` or `fail` without patience: ranks are about to write. EngineUnavailable, and
+        nothing may be written, when the hold had ended."""
+        ...
+
+    def resume(self, version: int) -> float:
+        """End requests in flight if the policy of the hold was `abort`, then let steps go on, with what they produce
+        stamped with `version` and kept inside until `publish` or `prove`. Returns the seconds in which no step could run.
+        """
         ...
 
     def publish(self) -> None:
-        """What was computed since `switch` may leave the engine."""
+        """What was kept inside may leave the engine."""
         ...
 
     def release(self) -> None:
-        """End a hold without a switch."""
+        """End a hold before its write; harmless when nothing is held, and after the write."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Out of service, whatever was going on: a hold ends, requests in flight fail, and so does what was kept inside.
+        Nothing is served until `prove`."""
+        ...
+
+    def prove(self, version: int) -> None:
+        """All ranks hold `version`: in service, and what was kept inside may leave."""
         ...
 
 
@@ -48,17 +63,26 @@ class OpenGate:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._held_at = 0.0
 
-    def hold(self, policy: Policy) -> None:
+    def hold(self, policy: Policy) -> Mapping[str, int]:
+        self._held_at = self._clock.monotonic()
+        return {}
+
+    def write(self) -> None:
         pass
 
-    def switch(self, write: Callable[[], None]) -> Switched:
-        started = self._clock.monotonic()
-        write()
-        return Switched(self._clock.monotonic() - started)
+    def resume(self, version: int) -> float:
+        return self._clock.monotonic() - self._held_at
 
     def publish(self) -> None:
         pass
 
     def release(self) -> None:
+        pass
+
+    def fail(self, reason: str) -> None:
+        pass
+
+    def prove(self, version: int) -> None:
         pass

@@ -1,104 +1,54 @@
-"""The agent's end of one connected rank, and the set of ranks that commit as one.
+"""Which arms of which pod are there, and whether together they are an engine: every rank once, and one gate.
 
-`Rank` turns calls into answers with a deadline each; `Island` knows which ranks of which pod are there. Neither decides
-anything about versions.
+It decides nothing about versions and makes no call. Arms become an engine to call in two steps: they are all there, and
+somebody has settled whether what they hold is proven; between the two nobody else is let at them.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable, Iterable, Sequence
 
 from syncline.errors import EngineUnavailable, ProtocolViolation
-from syncline_agent.arm import messages
-from syncline_agent.arm.channel import Channel
-from syncline_agent.arm.messages import Answer, Call, Hello, State
+from syncline_agent.arm.connected import Arm
+from syncline_agent.arm.parts import named_bands
+from syncline_agent.arm.proof import Shares
+
+LEAVING_S = 1.0
+"""How long a gate waits for the one before it, whose connection may have ended a moment ago."""
 
 
-class Rank:
-    """One arm that said hello."""
+class Members:
+    """The arms of an engine that is there whole."""
 
-    def __init__(self, channel: Channel, hello: Hello) -> None:
-        self.hello = hello
-        self.state: State = hello.state
-        self._channel = channel
-        self._ids = itertools.count(1)
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Future[Answer]] = {}
-        self._gone: str | None = None
+    def __init__(self, ranks: Sequence[Arm], gate: Arm) -> None:
+        """LayoutRefused when what the ranks hold is no view."""
+        self.ranks = ranks
+        """In order."""
+        self.gate = gate
+        self.shares = Shares([named_bands(rank.hello.holds) for rank in ranks])
+        self.error: str | None = None
+        """What is wrong with what they hold together, in words."""
+        self.withheld = False
+        """The gate keeps inside what it computes, until `prove`."""
 
     @property
-    def gone(self) -> bool:
-        """Disconnected, though its thread may not have left the island yet."""
-        return self._gone is not None
-
-    def begin(self, make: Callable[[int], Call]) -> Future[Answer]:
-        """Send a call made with a fresh id; its answer comes through the future."""
-        answer: Future[Answer] = Future()
-        with self._lock:
-            call_id = next(self._ids)
-            if self._gone is not None:
-                raise EngineUnavailable(f"rank {self.hello.rank} of {self.hello.pod} is gone: {self._gone}")
-            self._waiting[call_id] = answer
-        self._channel.send(make(call_id))
-        return answer
-
-    def wait(self, answer: Future[Answer], timeout_s: float) -> Answer:
-        """The answer; raises the error that it carries. A rank that does not answer in time is disconnected, because
-        what it will do next is unknown: EngineUnavailable."""
-        try:
-            result = answer.result(timeout_s)
-        except FutureTimeout:
-            self.close(f"no answer within {timeout_s:g} s")
-            raise EngineUnavailable(
-                f"rank {self.hello.rank} of {self.hello.pod} gave no answer within {timeout_s:g} s; it was disconnected"
-            ) from None
-        if isinstance(result, messages.Failed):
-            raise messages.raised(result)
-        return result
-
-    def listen(self) -> None:
-        """Take answers and states until the connection ends."""
-        try:
-            while True:
-                message = self._channel.receive()
-                if isinstance(message, State):
-                    self.state = message
-                elif isinstance(message, Answer):
-                    with self._lock:
-                        answer = self._waiting.pop(message.id, None)
-                    if answer is None:
-                        raise ProtocolViolation(
-                            f"rank {self.hello.rank} answered call {message.id}, which was not made"
-                        )
-                    answer.set_result(message)
-                else:
-                    raise ProtocolViolation(f"rank {self.hello.rank} sent a {message.type} after its hello")
-        except Exception as error:  # whatever it is, nobody listens any more: no call may wait for an answer
-            self.close(str(error))
-
-    def close(self, reason: str) -> None:
-        """Disconnect; every call that waits fails with EngineUnavailable."""
-        with self._lock:
-            self._gone = self._gone or reason
-            waiting, self._waiting = self._waiting, {}
-        self._channel.close()
-        for answer in waiting.values():
-            if not answer.done():
-                answer.set_exception(
-                    EngineUnavailable(f"rank {self.hello.rank} of {self.hello.pod} went away: {reason}")
-                )
+    def arms(self) -> list[Arm]:
+        """Every arm once."""
+        return [*self.ranks, *([] if self.gate in self.ranks else [self.gate])]
 
 
 class Island:
-    """Ranks of one pod's engine."""
+    """The arms of one pod's engine."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._ranks: dict[int, Rank] = {}
+        self._arms: dict[int | None, Arm] = {}
+        """By rank; a gate that is no rank under None."""
+        self._members: Members | None = None
+        """All of them, since the last came."""
+        self._settled: Members | None = None
+        self._changes = 0
         self._refusal = ""
         """Why the last arm was turned away; empty since one joined."""
 
@@ -108,69 +58,141 @@ class Island:
             news, self._refusal = reason != self._refusal, reason
         return news
 
-    def join(self, rank: Rank, welcome: Callable[[], None]) -> None:
-        """Take a rank in after `welcome` was said; its earlier connection is closed. ProtocolViolation, before any
-        welcome, for a rank of another pod while one is served, or for numbers that cannot be."""
-        hello = rank.hello
-        if not 0 <= hello.rank < hello.ranks:
-            raise ProtocolViolation(f"rank {hello.rank} of {hello.ranks} cannot be")
-        if hello.holds != "whole":
-            raise ProtocolViolation(
-                f"rank {hello.rank} holds {hello.holds!r} of the view; this agent serves ranks that hold it whole"
-            )
+    def join(self, arm: Arm, welcome: Callable[[], None]) -> None:
+        """Take an arm in after `welcome` was said; the same rank's earlier connection is closed. Before any welcome:
+        ProtocolViolation for an arm of another pod while one is served, for a second gate and for numbers that cannot be,
+        LayoutRefused when what it holds does not go with what the others hold."""
+        hello = arm.hello
+        _check_possible(arm)
         with self._changed:
-            for other in self._there.values():
-                theirs = other.hello
-                if (theirs.engine, theirs.pool, theirs.pod, theirs.ranks) != (
-                    hello.engine,
-                    hello.pool,
-                    hello.pod,
-                    hello.ranks,
-                ):
-                    raise ProtocolViolation(
-                        f"this agent serves {theirs.engine} pod {theirs.pod} of pool {theirs.pool} with {theirs.ranks}"
-                        f" ranks; {hello.engine} pod {hello.pod} of pool {hello.pool} with {hello.ranks} needs its own"
-                    )
-            welcome()  # before the rank can be found: no call may overtake it
-            earlier = self._ranks.get(hello.rank)
-            self._ranks[hello.rank] = rank
-            self._refusal = ""
-            self._changed.notify_all()
+            if hello.gate:
+                self._changed.wait_for(lambda: self._other_gate(arm) is None, LEAVING_S)
+            self._check_fits(arm)
+            members = _assembled([other for other in self._there if other.hello.rank != hello.rank] + [arm])
+            welcome()  # before the arm can be found: no call may overtake it
+            earlier = self._arms.get(hello.rank)
+            self._arms[hello.rank] = arm
+            self._members, self._refusal = members, ""
+            self._note()
         if earlier is not None:
             earlier.close("the same rank connected again")
 
-    def leave(self, rank: Rank) -> None:
+    def leave(self, arm: Arm) -> None:
         with self._changed:
-            if self._ranks.get(rank.hello.rank) is rank:
-                del self._ranks[rank.hello.rank]
+            if self._arms.get(arm.hello.rank) is arm:
+                del self._arms[arm.hello.rank]
+            self._note()
+
+    def note(self) -> None:
+        """An arm says that it holds something else than before."""
+        with self._changed:
+            self._note()
+
+    def wait_change(self, seen: int, timeout_s: float) -> int:
+        """The number of changes so far, as soon as it is another than `seen`, or after the time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != seen, timeout_s)
+            return self._changes
+
+    def whole(self) -> Members:
+        """All arms of the engine, settled or not; EngineUnavailable naming those that are missing."""
+        with self._changed:
+            return self._whole()
+
+    def settle(self, members: Members) -> None:
+        """These arms, if they are still those that are there, may be called by everybody."""
+        with self._changed:
+            self._settled = members
             self._changed.notify_all()
 
-    def wait_whole(self, timeout_s: float) -> bool:
-        """Wait until every rank is there; whether it is so."""
+    def settled(self) -> Members:
+        """The engine to call; EngineUnavailable while an arm is missing, or nobody has looked at what they hold."""
         with self._changed:
-            return self._changed.wait_for(self._is_whole, timeout_s)
+            members = self._whole()
+            if members is not self._settled:
+                raise EngineUnavailable(f"pod {members.gate.hello.pod} has just come; what it holds is being looked at")
+            return members
 
-    def whole(self) -> list[Rank]:
-        """All ranks in order; EngineUnavailable naming those that are missing."""
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Wait until there is an engine to call; whether it is so."""
         with self._changed:
-            there = self._there
-            if not there:
-                turned_away = f"; the last arm was turned away: {self._refusal}" if self._refusal else ""
-                raise EngineUnavailable(f"no engine is connected; start one with this node's socket{turned_away}")
-            hello = next(iter(there.values())).hello
-            missing = [n for n in range(hello.ranks) if n not in there]
-            if missing:
-                raise EngineUnavailable(f"ranks {missing} of {hello.ranks} of pod {hello.pod} are not connected")
-            return [there[n] for n in range(hello.ranks)]
+            return self._changed.wait_for(self._is_settled, timeout_s)
 
-    def present(self) -> list[Rank]:
+    def present(self) -> list[Arm]:
         with self._changed:
-            return list(self._there.values())
+            return self._there
 
     @property
-    def _there(self) -> dict[int, Rank]:
-        return {number: rank for number, rank in self._ranks.items() if not rank.gone}
+    def _there(self) -> list[Arm]:
+        return [arm for arm in self._arms.values() if not arm.gone]
 
-    def _is_whole(self) -> bool:
+    def _note(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def _check_fits(self, arm: Arm) -> None:
+        hello = arm.hello
+        for other in self._there:
+            theirs = other.hello
+            if (theirs.engine, theirs.pool, theirs.pod, theirs.ranks) != (
+                hello.engine,
+                hello.pool,
+                hello.pod,
+                hello.ranks,
+            ):
+                raise ProtocolViolation(
+                    f"this agent serves {theirs.engine} pod {theirs.pod} of pool {theirs.pool} with {theirs.ranks}"
+                    f" ranks; {hello.engine} pod {hello.pod} of pool {hello.pool} with {hello.ranks} needs its own"
+                )
+        gate = self._other_gate(arm) if hello.gate else None
+        if gate is not None:
+            raise ProtocolViolation(f"{gate} is the engine's gate; {arm} would be a second one")
+
+    def _other_gate(self, arm: Arm) -> Arm | None:
+        """A gate beside this one. A rank that connects again is its own successor; who a gate without a rank is, cannot be
+        told."""
+        rank = arm.hello.rank
+        return next((a for a in self._there if a.hello.gate and (rank is None or a.hello.rank != rank)), None)
+
+    def _whole(self) -> Members:
         there = self._there
-        return bool(there) and len(there) == next(iter(there.values())).hello.ranks
+        members = self._members
+        if members is not None and all(arm in there for arm in members.arms):
+            return members
+        turned_away = f"; the last arm was turned away: {self._refusal}" if self._refusal else ""
+        if not there:
+            raise EngineUnavailable(f"no engine is connected; start one with this node's socket{turned_away}")
+        hello = there[0].hello
+        missing = sorted(set(range(hello.ranks)) - {arm.hello.rank for arm in there})
+        if missing:
+            raise EngineUnavailable(
+                f"ranks {missing} of {hello.ranks} of pod {hello.pod} are not connected{turned_away}"
+            )
+        raise EngineUnavailable(f"the gate of pod {hello.pod} is not connected{turned_away}")
+
+    def _is_settled(self) -> bool:
+        try:
+            return self._whole() is self._settled
+        except EngineUnavailable:
+            return False
+
+
+def _check_possible(arm: Arm) -> None:
+    hello = arm.hello
+    if hello.rank is None and (not hello.gate or hello.holds is not None):
+        raise ProtocolViolation(f"an arm of {hello.pod} without a rank must be a gate and hold nothing")
+    if hello.rank is not None and hello.rank >= hello.ranks:
+        raise ProtocolViolation(f"rank {hello.rank} of {hello.ranks} cannot be")
+
+
+def _assembled(arms: Iterable[Arm]) -> Members | None:
+    """None while one is missing. Its callers have seen to it that there is one gate."""
+    ranks: dict[int, Arm] = {}
+    gate: Arm | None = None
+    for arm in arms:
+        if arm.hello.rank is not None:
+            ranks[arm.hello.rank] = arm
+        gate = arm if arm.hello.gate else gate
+    if gate is None or len(ranks) < gate.hello.ranks:
+        return None
+    return Members([ranks[n] for n in range(gate.hello.ranks)], gate)

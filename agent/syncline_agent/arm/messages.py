@@ -14,9 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from syncline import errors
 from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
 from syncline.versions import Policy
+from syncline.wire.limits import DIMENSION_MAX, TENSOR_DIMS_MAX
 from syncline.wire.records import Hex16, Name, Version
+from syncline.wire.tensors import TensorName
 
-PROTOCOL = 1
+PROTOCOL = 2
 MESSAGE_MAX_BYTES = 16 << 20
 RANKS_MAX = 4096
 REASON_MAX = 4000
@@ -30,6 +32,7 @@ def _sayable(text: object) -> object:
 
 Reason = Annotated[str, BeforeValidator(_sayable)]
 Label = Annotated[str, StringConstraints(max_length=256)]
+Index = Annotated[int, Field(ge=0, le=DIMENSION_MAX)]
 
 
 class _Message(BaseModel):
@@ -56,26 +59,38 @@ class DeltaPart(_Message):
     chunks: list[str]
 
 
+class BandPart(_Message):
+    """Units [low, high) of one axis of a tensor, whole in every other, and what they add to its digest."""
+
+    tensor: TensorName
+    axis: Annotated[int, Field(ge=0, lt=TENSOR_DIMS_MAX)]
+    low: Index
+    high: Index
+    digest: Hex16
+
+
 class State(_Message):
-    """Arm -> agent, at any time: what it holds now."""
+    """Arm -> agent, at any time: what its rank holds now, why that is in doubt, and why its gate serves nothing."""
 
     type: Literal["state"] = "state"
     applied: AppliedPart | None
     error: Reason | None
+    failed: Reason | None
 
 
 class Hello(_Message):
-    """Arm -> agent, first."""
+    """Arm -> agent, first. `rank` null: no weights, only a gate. `holds` null: the view whole."""
 
     type: Literal["hello"] = "hello"
     protocol: int
     engine: Label
     pool: Label
     pod: Label
-    rank: Annotated[int, Field(ge=0)]
+    rank: Annotated[int, Field(ge=0)] | None
     ranks: Annotated[int, Field(ge=1, le=RANKS_MAX)]
-    holds: Label
+    gate: bool
     token: Label
+    holds: list[BandPart] | None
     state: State
 
 
@@ -107,22 +122,28 @@ class Stage(_Message):
 
 
 class Ready(_Message):
+    """To a rank: `scatter` of this target may follow."""
+
     type: Literal["ready"] = "ready"
     id: int
     target: int
-    policy: Policy
     undo: bool
 
 
 class Scatter(_Message):
+    """To a rank, while the gate is held: write."""
+
     type: Literal["scatter"] = "scatter"
     id: int
     target: int
 
 
-class Release(_Message):
-    type: Literal["release"] = "release"
+class Confirm(_Message):
+    """To a rank: read back what was written."""
+
+    type: Literal["confirm"] = "confirm"
     id: int
+    target: int
 
 
 class Discard(_Message):
@@ -135,28 +156,97 @@ class Sweep(_Message):
     id: int
 
 
+class Prove(_Message):
+    """To every rank and the gate: all of the island holds this version."""
+
+    type: Literal["prove"] = "prove"
+    id: int
+    version: Version
+    digest: Hex16
+
+
+class Hold(_Message):
+    """To the gate: stand between two steps."""
+
+    type: Literal["hold"] = "hold"
+    id: int
+    policy: Policy
+
+
+class Write(_Message):
+    """To the gate, which is held: wait without patience, ranks are about to write."""
+
+    type: Literal["write"] = "write"
+    id: int
+
+
+class Resume(_Message):
+    """To the gate: steps go on, with `version`; what they produce stays inside."""
+
+    type: Literal["resume"] = "resume"
+    id: int
+    version: Version
+
+
+class Publish(_Message):
+    """To the gate: what was kept inside may leave."""
+
+    type: Literal["publish"] = "publish"
+    id: int
+
+
+class Release(_Message):
+    """To the gate: end a hold before its `write`."""
+
+    type: Literal["release"] = "release"
+    id: int
+
+
+class Fail(_Message):
+    """To the gate: out of service until `prove`."""
+
+    type: Literal["fail"] = "fail"
+    id: int
+    reason: Reason
+
+
 class Staged(_Message):
+    """`digests`: what each band's digest will be, in the order of `hello.holds`; null where that was null."""
+
     type: Literal["staged"] = "staged"
     id: int
     target: int
     changed: int
     staged_bytes: int
     seconds: float
+    digests: list[Hex16] | None
 
 
-class Scattered(_Message):
-    type: Literal["scattered"] = "scattered"
+class Confirmed(_Message):
+    type: Literal["confirmed"] = "confirmed"
     id: int
-    version: int
-    digest: str
-    pause_seconds: float
-    spans: dict[str, int]
+    applied: AppliedPart
 
 
 class Swept(_Message):
+    """`digests` as in `staged`, of what is applied."""
+
     type: Literal["swept"] = "swept"
     id: int
     applied: AppliedPart
+    digests: list[Hex16] | None
+
+
+class Held(_Message):
+    type: Literal["held"] = "held"
+    id: int
+    spans: dict[str, int]
+
+
+class Resumed(_Message):
+    type: Literal["resumed"] = "resumed"
+    id: int
+    pause_seconds: float
 
 
 class Done(_Message):
@@ -173,8 +263,10 @@ class Failed(_Message):
     message: Reason
 
 
-Call = Stage | Ready | Scatter | Release | Discard | Sweep
-Answer = Staged | Scattered | Swept | Done | Failed
+RankCall = Stage | Ready | Scatter | Confirm | Discard | Sweep
+GateCall = Hold | Write | Resume | Publish | Release | Fail
+Call = RankCall | GateCall | Prove
+Answer = Staged | Confirmed | Swept | Held | Resumed | Done | Failed
 Message = Hello | Welcome | Refused | State | Call | Answer
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 

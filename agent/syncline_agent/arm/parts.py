@@ -6,10 +6,15 @@ that directory at different places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from syncline.wire.digest import Digest
+from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
-from syncline_agent.arm.messages import AppliedPart, DeltaPart, Stage, TilingPart
+from syncline_agent.arm.layout import Band
+from syncline_agent.arm.messages import AppliedPart, BandPart, DeltaPart, Stage, TilingPart
+from syncline_agent.arm.proof import NamedBand
 from syncline_agent.engine import Applied, DeltaFiles, StageRequest
 
 
@@ -25,6 +30,28 @@ def applied_part(applied: Applied) -> AppliedPart:
 
 def applied(part: AppliedPart) -> Applied:
     return Applied(part.lineage, part.view, part.version, part.digest, part.proven)
+
+
+def band_parts(table: TensorTable, holds: Sequence[tuple[Band, Digest]] | None) -> list[BandPart] | None:
+    """What a rank holds; None is the view whole."""
+    if holds is None:
+        return None
+    return [
+        BandPart(
+            tensor=table.tensors[band.tensor].name, axis=band.axis, low=band.low, high=band.high, digest=digest.hex
+        )
+        for band, digest in holds
+    ]
+
+
+def named_bands(parts: Sequence[BandPart] | None) -> list[NamedBand] | None:
+    """The same as the agent counts it."""
+    return None if parts is None else [NamedBand(p.tensor, p.axis, p.low, p.high) for p in parts]
+
+
+def hexes(digests: Sequence[Digest] | None) -> list[str] | None:
+    """Digests of bands as they travel."""
+    return None if digests is None else [digest.hex for digest in digests]
 
 
 def stage_message(call_id: int, request: StageRequest, node_dir: Path) -> Stage:

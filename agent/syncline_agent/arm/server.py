@@ -11,45 +11,28 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from structlog.typing import FilteringBoundLogger
 
-from syncline import faults
-from syncline.errors import EngineUnavailable, EngineUncertain, ProtocolViolation, SynclineError
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, ProtocolViolation, SynclineError
 from syncline.logs import logger
 from syncline.versions import Policy
 from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.client import HANDSHAKE_TIMEOUT_S, TOKEN_FILE
-from syncline_agent.arm.island import Island, Rank
-from syncline_agent.arm.messages import Answer, Call
+from syncline_agent.arm.committing import DEFAULT_TIMEOUTS, ArmTimeouts, Commit
+from syncline_agent.arm.connected import Arm, ask_all
+from syncline_agent.arm.island import Island
 from syncline_agent.arm.parts import applied, stage_message
+from syncline_agent.arm.proving import Prover, checked, error_of, held_by, prove
 from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult
 
 SOCKET_MODE = 0o660
 TOKEN_MODE = 0o640
 ACCEPT_AGAIN_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class ArmTimeouts:
-    """How long each call may take before its rank counts as gone."""
-
-    stage_s: float = 600.0
-    ready_s: float = 30.0
-    drain_s: float = 600.0
-    """`ready` under Policy.DRAIN: requests in flight end first."""
-    scatter_s: float = 60.0
-    sweep_s: float = 600.0
-    other_s: float = 10.0
-
-
-DEFAULT_TIMEOUTS = ArmTimeouts()
-_A = TypeVar("_A", bound=Answer)
 
 
 class ArmServer:
@@ -77,6 +60,9 @@ class ArmServer:
         self._timeouts = timeouts
         self._log = log or logger("arm")
         self._island = Island()
+        self._calling = threading.Lock()
+        """Held by whoever calls the ranks, for as long as what they hold must not change under somebody else's call."""
+        self._prover = Prover(self._island, self._calling, timeout_s=timeouts.ready_s, log=self._log)
         self._listening: socket.socket | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
@@ -97,6 +83,7 @@ class ArmServer:
             ) from error
         self._listening = listening
         self._spawn(self._accept, "arm-accept")
+        self._spawn(lambda: self._prover.run(self._stopping), "arm-prover")
         return self
 
     def stop(self) -> None:
@@ -109,8 +96,9 @@ class ArmServer:
                 pass  # some kernels refuse it for a listening socket; closing follows
             self._listening.close()
             self._path.unlink(missing_ok=True)
-        for rank in self._island.present():
-            rank.close("the agent stops")
+        for arm in self._island.present():
+            arm.close("the agent stops")
+        self._island.note()
         for thread in self._threads:
             thread.join(HANDSHAKE_TIMEOUT_S + 1)
 
@@ -121,33 +109,46 @@ class ArmServer:
         self.stop()
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Wait until every rank of an engine is connected; whether it is so."""
-        return self._island.wait_whole(timeout_s)
+        """Wait until every rank and the gate of an engine are connected and what they hold was looked at; whether it is
+        so."""
+        return self._island.wait_settled(timeout_s)
 
     # --- the contract of Engine ------------------------------------------------------------------------------------
 
     def describe(self) -> EngineDescription:
-        ranks = self._island.whole()
-        hello, states = ranks[0].hello, [rank.state for rank in ranks]
-        held = [None if s.applied is None else applied(s.applied) for s in states]
-        error = next((s.error for s in states if s.error is not None), None)
-        first = held[0]
-        if first is not None and any(h is None or replace(h, proven=True) != replace(first, proven=True) for h in held):
-            versions = ", ".join("none" if h is None else str(h.version) for h in held)
-            error = error or f"ranks hold different versions ({versions}); stage one from a checkpoint"
-        if first is not None:
-            first = replace(first, proven=error is None and all(h is not None and h.proven for h in held))
-        return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, first, error)
+        members = self._island.settled()
+        hello, error = members.gate.hello, error_of(members)
+        first = members.ranks[0].state.applied
+        held = held_by(members) or (None if first is None else replace(applied(first), proven=False))
+        if held is not None and error is not None:
+            held = replace(held, proven=False)
+        return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, held, error)
 
     def stage(self, request: StageRequest) -> StageResult:
-        answers = self._all(
-            lambda i: stage_message(i, request, self._path.parent), messages.Staged, self._timeouts.stage_s
-        )
-        if len({(a.target, a.changed) for a in answers}) != 1 and request.checkpoint is None:
-            raise EngineUnavailable(f"ranks staged different changes: {[a.changed for a in answers]}; stage it again")
+        with self._calling:
+            members = self._island.settled()
+            answers = ask_all(
+                members.ranks,
+                lambda i: stage_message(i, request, self._path.parent),
+                messages.Staged,
+                self._timeouts.stage_s,
+            )
+            changed = [a.changed for a in answers]
+            if members.shares.is_whole:
+                if len(set(changed)) != 1 and request.checkpoint is None:
+                    raise EngineUnavailable(f"ranks staged different changes: {changed}; stage it again")
+            else:
+                found = members.shares.total([a.digests for a in answers]).hex
+                if found != request.target_digest:
+                    raise DigestMismatch(
+                        f"what the ranks staged leads to digest {found}, version {request.target} has"
+                        f" {request.target_digest}; nothing was written"
+                    )
+            for rank, answer in zip(members.ranks, answers, strict=True):
+                rank.staged = None if answer.digests is None else (request.target, answer.digests)
         return StageResult(
             request.target,
-            changed=max(a.changed for a in answers),
+            changed=max(changed) if members.shares.is_whole else sum(changed),
             staged_bytes=sum(a.staged_bytes for a in answers),
             seconds=max(a.seconds for a in answers),
         )
@@ -159,65 +160,34 @@ class ArmServer:
         return self._switch(version, Policy.KEEP, undo=True)
 
     def discard(self) -> None:
-        self._all(lambda i: messages.Discard(id=i), messages.Done, self._timeouts.other_s)
+        with self._calling:
+            ranks = self._island.settled().ranks
+            ask_all(ranks, lambda i: messages.Discard(id=i), messages.Done, self._timeouts.other_s)
 
     def sweep(self) -> Applied:
-        answers = self._all(lambda i: messages.Sweep(id=i), messages.Swept, self._timeouts.sweep_s)
-        held = [applied(a.applied) for a in answers]
-        if len(set(held)) != 1:
-            raise EngineUncertain(f"ranks hold different versions: {[h.version for h in held]}; stage one whole")
-        return held[0]
+        members = self._island.settled()
+        answers = ask_all(members.ranks, lambda i: messages.Sweep(id=i), messages.Swept, self._timeouts.sweep_s)
+        held = {replace(applied(a.applied), proven=True) for a in answers}
+        if len(held) != 1:
+            raise EngineUncertain(f"ranks hold different versions: {sorted(h.version for h in held)}; stage one whole")
+        with self._calling:
+            for rank, answer in zip(members.ranks, answers, strict=True):
+                if answer.digests is not None:
+                    rank.digests = answer.applied.version, answer.digests
+            try:
+                members.error = None
+                proven = checked(members)  # None: something was changed meanwhile, and is to be swept again
+            except DigestMismatch as error:
+                members.error = str(error)
+                raise
+            if proven is not None:
+                return prove(members, proven, self._timeouts.ready_s)
+        return replace(held.pop(), proven=False)
 
     def _switch(self, target: int, policy: Policy, *, undo: bool) -> CommitResult:
-        patience_s = self._timeouts.drain_s if policy is Policy.DRAIN else self._timeouts.ready_s
-        try:
-            self._all(
-                lambda i: messages.Ready(id=i, target=target, policy=policy, undo=undo), messages.Done, patience_s
-            )
-        except SynclineError:
-            self._release()
-            raise
-        faults.reach("apply.ready")
-        try:
-            answers = self._all(
-                lambda i: messages.Scatter(id=i, target=target), messages.Scattered, self._timeouts.scatter_s
-            )
-        except SynclineError as error:
-            # A rank that never got the message wrote nothing, but another one may have: the island is uncertain.
-            raise EngineUncertain(f"writing version {target}: {error}; undo, or stage a checkpoint") from error
-        if len({a.digest for a in answers}) != 1:
-            raise EngineUncertain(f"ranks hold different digests after version {target}; stage a checkpoint")
-        return CommitResult(target, answers[0].digest, max(a.pause_seconds for a in answers), spans=answers[0].spans)
-
-    def _release(self) -> None:
-        for rank in self._island.present():
-            try:
-                rank.wait(rank.begin(lambda i: messages.Release(id=i)), self._timeouts.other_s)
-            except SynclineError as error:
-                self._log.warning("release failed", rank=rank.hello.rank, reason=str(error))
-
-    def _all(self, make: Callable[[int], Call], kind: type[_A], timeout_s: float) -> list[_A]:
-        """Send a call to every rank, then wait for every answer; raises the first error after all have answered."""
-        begun: list[tuple[Rank, Future[Answer]]] = []
-        failure: SynclineError | None = None
-        for rank in self._island.whole():
-            try:
-                begun.append((rank, rank.begin(make)))
-            except SynclineError as error:
-                failure = failure or error
-        answers: list[_A] = []
-        for rank, future in begun:
-            try:
-                answer = rank.wait(future, timeout_s)
-                if not isinstance(answer, kind):
-                    rank.close(f"answered {answer.type}")
-                    raise ProtocolViolation(f"rank {rank.hello.rank} answered {answer.type}, not {kind.__name__}")
-                answers.append(answer)
-            except SynclineError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return answers
+        with self._calling:
+            members = self._island.settled()
+            return Commit(members, target, undo=undo, timeouts=self._timeouts, log=self._log).run(policy)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -235,7 +205,7 @@ class ArmServer:
 
     def _serve(self, channel: Channel) -> None:
         try:
-            rank = self._greet(channel)
+            arm = self._greet(channel)
         except (SynclineError, OSError) as error:
             if not self._stopping.is_set() and self._island.refuse(str(error)):
                 self._log.warning("arm turned away", reason=str(error))
@@ -245,14 +215,15 @@ class ArmServer:
                 pass  # it is gone already
             channel.close()
             return
-        self._log.info("arm joined", engine=rank.hello.engine, pod=rank.hello.pod, rank=rank.hello.rank)
+        who = {"engine": arm.hello.engine, "pod": arm.hello.pod, "rank": arm.hello.rank, "gate": arm.hello.gate}
+        self._log.info("arm joined", **who)
         try:
-            rank.listen()
+            arm.listen(self._island.note)
         finally:
-            self._island.leave(rank)
-            self._log.info("arm left", engine=rank.hello.engine, pod=rank.hello.pod, rank=rank.hello.rank)
+            self._island.leave(arm)
+            self._log.info("arm left", **who)
 
-    def _greet(self, channel: Channel) -> Rank:
+    def _greet(self, channel: Channel) -> Arm:
         uid = channel.peer_uid()
         if uid not in self._uids:
             raise ProtocolViolation(f"user {uid} may not connect; run the engine as one of {sorted(self._uids)}")
@@ -269,9 +240,9 @@ class ArmServer:
             raise ProtocolViolation(
                 f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}; start one of them with the other's --pool"
             )
-        rank = Rank(channel, hello)
-        self._island.join(rank, lambda: channel.send(messages.Welcome(protocol=messages.PROTOCOL)))
-        return rank
+        arm = Arm(channel, hello)
+        self._island.join(arm, lambda: channel.send(messages.Welcome(protocol=messages.PROTOCOL)))
+        return arm
 
     def _spawn(self, work: Callable[[], None], name: str) -> None:
         self._threads = [t for t in self._threads if t.is_alive()]

@@ -90,8 +90,8 @@ class ReferenceEngine:
         running = self._running
         if running is None:
             return self._waiting
-        if running.live.error is not None:
-            return running.live.error
+        if running.scheduler.error is not None:
+            return running.scheduler.error
         if not running.live.in_service:
             return "not proven yet: a sweep must match first"
         return running.arm.connection if running.arm.refused else None

@@ -2,8 +2,8 @@
 with the version that produced it.
 
 It owns the decoder's slots and the queue, and is the engine's side of the arm's `Gate`. Nothing computed after a write
-leaves before the arm has read the write back (`publish`), and nothing at all while the live weights are not proven:
-then the loop waits, or, when they are out of service, fails what it has. Keys and values of a sequence stay in its own
+leaves before the write was read back (`publish`), and nothing at all while the live weights are not proven: then the
+loop waits, or, when they or the gate are out of service, fails what it has. Keys and values of a sequence stay in its own
 slot and end with it, so those of older weights reach no other request.
 """
 
@@ -21,7 +21,6 @@ from syncline.errors import EngineUnavailable
 from syncline.logs import logger
 from syncline.metrics import Metrics
 from syncline.versions import Policy
-from syncline_agent.arm.gate import Switched
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.reference.choices import Choice, Finish, Output
 from syncline_agent.reference.model import Decoder
@@ -59,6 +58,8 @@ class Scheduler:
         self._free = list(reversed(range(decoder.slots)))
         self._aborted: set[Choice] = set()
         self._held: list[tuple[Choice, Output]] | None = None
+        """What was computed since a write, until `publish`."""
+        self._failed: str | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
@@ -69,8 +70,13 @@ class Scheduler:
         """End the loop; what is in flight is aborted."""
         with self._wake:
             self._stopping = True
-            self._wake.notify_all()
+            self._gate.end()
         self._thread.join()
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is served, in words."""
+        return self._live.error or self._failed
 
     @property
     def load(self) -> tuple[int, int]:
@@ -86,8 +92,8 @@ class Scheduler:
     def submit(self, choices: Sequence[Choice]) -> None:
         """Queue all, or none: EngineUnavailable when the replica is out of service or the queue is full."""
         with self._wake:
-            if self._live.error is not None or self._stopping:
-                raise EngineUnavailable(f"the replica is out of service: {self._live.error or 'it stops'}")
+            if self.error is not None or self._stopping:
+                raise EngineUnavailable(f"the replica is out of service: {self.error or 'it stops'}")
             if len(self._waiting) + len(choices) > self._waiting_max:
                 raise EngineUnavailable(f"{len(self._waiting)} sequences wait already, at most {self._waiting_max} may")
             self._waiting.extend(choices)
@@ -101,11 +107,14 @@ class Scheduler:
 
     # --- Gate, called by the arm -----------------------------------------------------------------------------------
 
-    def hold(self, policy: Policy) -> None:
-        self._gate.hold(policy)
+    def hold(self, policy: Policy) -> Mapping[str, int]:
+        return self._gate.hold(policy)
 
-    def switch(self, write: Callable[[], None]) -> Switched:
-        return self._gate.switch(write)
+    def write(self) -> None:
+        self._gate.write()
+
+    def resume(self, version: int) -> float:
+        return self._gate.resume(self._written)
 
     def release(self) -> None:
         self._gate.release()
@@ -117,22 +126,33 @@ class Scheduler:
                 choice.deliver(output)
             self._wake.notify_all()
 
+    def fail(self, reason: str) -> None:
+        with self._wake:
+            self._failed = reason
+            self._finish_all(None, error=reason)
+            self._gate.end()
+
+    def prove(self, version: int) -> None:
+        with self._wake:
+            self._failed = None
+            self.publish()
+
     # --- the loop --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
-            self._gate.pass_between_steps(len(self._active), self._spans, self._written)
+            self._gate.pass_between_steps(len(self._active), self._spans)
             with self._wake:
                 if self._stopping:
                     self._finish_all(Finish.ABORT, error=None)
                     return
                 self._drop_aborted()
-                if self._live.error is not None:
-                    self._finish_all(None, error=self._live.error)
+                if self.error is not None:
+                    self._finish_all(None, error=self.error)
                 self._admit()
                 if self._gate.wanted and not (self._gate.draining and self._active):
                     continue
-                if not self._active or not self._live.in_service:
+                if not self._active or not self._in_service:
                     self._wake.wait(RECHECK_S if self._active or self._waiting or self._held is not None else None)
                     continue
             try:
@@ -142,13 +162,17 @@ class Scheduler:
                 with self._wake:
                     self._finish_all(None, error=f"a forward step failed: {error}")
 
+    @property
+    def _in_service(self) -> bool:
+        return self._live.in_service and self._failed is None
+
     def _spans(self) -> Mapping[str, int]:
         return {choice.request_id: len(choice.tokens) for choice in self._active}
 
     def _written(self, policy: Policy) -> None:
         if self._held is not None:
             # The write before this one was never read back, and this one came before the loop saw it fail.
-            self._finish_all(None, error=self._live.error or "a write could not be read back; ask again")
+            self._finish_all(None, error=self.error or "a write could not be read back; ask again")
         if policy is Policy.ABORT:
             for choice in list(self._active):
                 self._end(choice, Output(choice.number, spans=tuple(choice.spans), finish=Finish.ABORT))
@@ -162,7 +186,7 @@ class Scheduler:
             self._aborted.clear()
 
     def _admit(self) -> None:
-        if self._gate.draining or not self._live.in_service:
+        if self._gate.draining or not self._in_service:
             return
         rows = 0
         while self._waiting and self._free:
@@ -175,11 +199,12 @@ class Scheduler:
 
     def _step(self) -> None:
         """Feed every active sequence what it has not been fed: its prompt, or its newest token."""
+        stepping = list(self._active)  # `fail` may end them meanwhile
         tokens: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
         ends: list[int] = []
-        for choice in self._active:
+        for choice in stepping:
             fed = choice.tokens[-1:] or choice.prompt
             start = len(choice.prompt) + len(choice.tokens) - len(fed)
             tokens += fed
@@ -189,11 +214,13 @@ class Scheduler:
         version = self._live.version
         assert version is not None
         logits = self._decoder.forward(tokens, slots, positions)[ends]
-        drawn = sample(logits, [c.params for c in self._active], [len(c.tokens) for c in self._active])
-        tops = _tops(logits, self._active)
+        drawn = sample(logits, [c.params for c in stepping], [len(c.tokens) for c in stepping])
+        tops = _tops(logits, stepping)
         self._metrics.tokens.inc(len(drawn))
         with self._wake:
-            for choice, one, top in zip(list(self._active), drawn, tops, strict=True):
+            for choice, one, top in zip(stepping, drawn, tops, strict=True):
+                if choice not in self._active:
+                    continue
                 text, finish = choice.add(one.token, version)
                 spans = tuple(choice.spans) if finish else ()
                 output = Output(choice.number, text, one.token, one.logprob, top, spans, finish)

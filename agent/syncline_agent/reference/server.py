@@ -100,7 +100,7 @@ class EngineServer:
             active, waiting = running.scheduler.load
             body |= {
                 "applied": None if applied is None else asdict(applied),
-                "error": running.live.error,
+                "error": running.scheduler.error,
                 "arm": running.arm.connection,
                 "requests": {"active": active, "waiting": waiting},
             }

@@ -1,8 +1,8 @@
-"""Between two forward steps: where the arm makes the engine's loop stand still and writes.
+"""Between two forward steps: where the arm makes the engine's loop stand still while ranks write.
 
-The arm's thread asks (`hold`, `switch`, `release`), the loop's thread passes through `pass_between_steps` before every
-step and there waits, or runs the write. The loop waits no longer than its patience: an agent that dies between its two
-calls costs a pause, never the engine.
+The arm's thread asks (`hold`, `write`, `resume`, `release`), the loop's thread passes through `pass_between_steps` before
+every step and stands there. It stands no longer than its patience before a write is announced: an agent that dies before
+costs a pause, never the engine. After it the loop stands until it is told to go on, and whoever asked sees to that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from enum import Enum, auto
 from syncline.clock import Clock
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
-from syncline_agent.arm.gate import Switched
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class _State(Enum):
     WANTED = auto()
     HELD = auto()
     WRITING = auto()
-    WRITTEN = auto()
 
 
 class StepGate:
@@ -50,12 +48,12 @@ class StepGate:
         self._patience = patience
         self._state = _State.FREE
         self._policy = Policy.KEEP
-        self._write: Callable[[], None] | None = None
-        self._outcome: Switched | Exception | None = None
+        self._held_at = 0.0
+        self._spans: Mapping[str, int] = {}
 
     # --- the arm's thread ------------------------------------------------------------------------------------------
 
-    def hold(self, policy: Policy) -> None:
+    def hold(self, policy: Policy) -> Mapping[str, int]:
         """As `Gate.hold`."""
         patience_s = self._patience.drain_s if policy is Policy.DRAIN else self._patience.step_s
         with self._wake:
@@ -66,29 +64,43 @@ class StepGate:
                 raise EngineUnavailable(f"no pause between steps within {patience_s:g} s (policy {policy}); try again")
             if self._state is not _State.HELD:
                 raise EngineUnavailable("the hold was released; try again")
+            return self._spans
 
-    def switch(self, write: Callable[[], None]) -> Switched:
-        """As `Gate.switch`."""
+    def write(self) -> None:
+        """As `Gate.write`."""
         with self._wake:
             if self._state is not _State.HELD:
                 raise EngineUnavailable(
                     "the engine's loop went on before the write came; nothing was written, try again"
                 )
-            self._state, self._write, self._outcome = _State.WRITING, write, None
+            self._state = _State.WRITING
             self._wake.notify_all()
-            self._wake.wait_for(lambda: self._state is _State.WRITTEN)  # the write itself bounds this
-            self._state, outcome = _State.FREE, self._outcome
-        assert outcome is not None
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+
+    def resume(self, written: Callable[[Policy], None]) -> float:
+        """As `Gate.resume`; `written` is called while the loop still stands, with `wake` held."""
+        with self._wake:
+            if self._state is not _State.WRITING:
+                raise EngineUnavailable("the engine does not stand for a write; there is nothing to go on from")
+            try:
+                written(self._policy)
+            finally:
+                self._let_go()
+            return self._clock.monotonic() - self._held_at
 
     def release(self) -> None:
         """As `Gate.release`; harmless when nothing is held."""
         with self._wake:
             if self._state in (_State.WANTED, _State.HELD):
-                self._state = _State.FREE
-                self._wake.notify_all()
+                self._let_go()
+
+    def end(self) -> None:
+        """Let the loop go whatever was going on: the engine is out of service, or stops."""
+        with self._wake:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._state = _State.FREE
+        self._wake.notify_all()
 
     # --- the loop's thread -----------------------------------------------------------------------------------------
 
@@ -102,35 +114,15 @@ class StepGate:
         """No request may begin, so that those in flight can end. The caller holds `wake`."""
         return self._state is _State.WANTED and self._policy is Policy.DRAIN
 
-    def pass_between_steps(
-        self,
-        active: int,
-        spans: Callable[[], Mapping[str, int]],
-        written: Callable[[Policy], None],
-    ) -> None:
+    def pass_between_steps(self, active: int, spans: Callable[[], Mapping[str, int]]) -> None:
         """Come by with `active` sequences in flight and no step running. Returns at once, or after a hold ended; calls
-        `spans` before a write, and `written` (with `wake` held) right after one that succeeded."""
+        `spans` when one begins."""
         with self._wake:
             if not self.wanted or (self.draining and active):
                 return
-            began = self._clock.monotonic()
+            self._held_at, self._spans = self._clock.monotonic(), spans()
             self._state = _State.HELD
             self._wake.notify_all()
             if not self._wake.wait_for(lambda: self._state is not _State.HELD, self._patience.held_s):
                 self._state = _State.FREE
-            if self._state is not _State.WRITING:
-                return
-            write = self._write
-        assert write is not None
-        met = spans()
-        outcome: Switched | Exception
-        try:
-            write()
-            outcome = Switched(self._clock.monotonic() - began, met)
-        except Exception as error:  # answered by the arm, which also knows whether anything was written
-            outcome = error
-        with self._wake:
-            if isinstance(outcome, Switched):
-                written(self._policy)
-            self._outcome, self._write, self._state = outcome, None, _State.WRITTEN
-            self._wake.notify_all()
+            self._wake.wait_for(lambda: self._state is not _State.WRITING)

@@ -1,0 +1,139 @@
+"""One change of version on all ranks of an island as one: the order of the calls, and what is said when one fails.
+
+Before the gate agrees to the write nothing was written, and every failure ends in a release. After it every failure
+takes the engine out of service, whatever it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline import faults
+from syncline.errors import EngineUncertain, SynclineError
+from syncline.versions import Policy
+from syncline_agent.arm.connected import Arm, ask_all
+from syncline_agent.arm.island import Members
+from syncline_agent.arm.messages import (
+    Answer,
+    Call,
+    Confirm,
+    Confirmed,
+    Done,
+    Fail,
+    Held,
+    Hold,
+    Publish,
+    Ready,
+    Release,
+    Resume,
+    Resumed,
+    Scatter,
+    Write,
+)
+from syncline_agent.engine import CommitResult
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTimeouts:
+    """How long each call may take before its arm counts as gone."""
+
+    stage_s: float = 600.0
+    ready_s: float = 30.0
+    """`ready`, `hold` and `prove`, which may stand behind what an earlier agent asked for."""
+    drain_s: float = 600.0
+    """`hold` under Policy.DRAIN: requests in flight end first."""
+    scatter_s: float = 60.0
+    """`scatter` and `confirm`."""
+    sweep_s: float = 600.0
+    other_s: float = 10.0
+
+
+DEFAULT_TIMEOUTS = ArmTimeouts()
+
+
+class Commit:
+    """From what is staged, or kept to go back to, to what is served."""
+
+    def __init__(
+        self, members: Members, target: int, *, undo: bool, timeouts: ArmTimeouts, log: FilteringBoundLogger
+    ) -> None:
+        self._members = members
+        self._ranks, self._gate = members.ranks, members.gate
+        self._target, self._undo = target, undo
+        self._timeouts = timeouts
+        self._log = log
+        self._confirming = False
+
+    def run(self, policy: Policy) -> CommitResult:
+        """As `Engine.commit` and `Engine.undo`."""
+        spans = self._hold(policy)
+        try:
+            pause_seconds = self._write()
+            digest = self._confirm()
+        except SynclineError as error:
+            # A rank that never got the message wrote nothing, but another one may have: the island is uncertain.
+            uncertain = f"writing version {self._target}: {error}; undo, or stage a checkpoint"
+            self._give_up(uncertain)
+            raise EngineUncertain(uncertain) from error
+        return CommitResult(self._target, digest, pause_seconds, spans=spans)
+
+    def _hold(self, policy: Policy) -> Mapping[str, int]:
+        """All ranks are ready, and the engine stands and waits for the write. Output tokens so far by request id."""
+        target, undo, times = self._target, self._undo, self._timeouts
+        ask_all(self._ranks, lambda i: Ready(id=i, target=target, undo=undo), Done, times.ready_s)
+        patience_s = times.drain_s if policy is Policy.DRAIN else times.ready_s
+        try:
+            held = self._gate.ask(lambda i: Hold(id=i, policy=policy), Held, patience_s)
+            faults.reach("apply.ready")
+            self._gate.ask(lambda i: Write(id=i), Done, times.other_s)
+        except SynclineError:
+            self._tell([self._gate], lambda i: Release(id=i), Done)
+            raise
+        faults.reach("apply.writing")
+        return held.spans
+
+    def _write(self) -> float:
+        """New bits on every rank, and steps go on with them. Returns how long none could run."""
+        target, times = self._target, self._timeouts
+        for rank in self._ranks:
+            rank.digests = None
+        ask_all(self._ranks, lambda i: Scatter(id=i, target=target), Done, times.scatter_s)
+        resumed = self._gate.ask(lambda i: Resume(id=i, version=target), Resumed, times.other_s)
+        faults.reach("apply.resumed")
+        return resumed.pause_seconds
+
+    def _confirm(self) -> str:
+        """Every written place was read back, and what was computed meanwhile may leave. Returns the digest."""
+        target, times = self._target, self._timeouts
+        self._confirming = True
+        confirmed = ask_all(self._ranks, lambda i: Confirm(id=i, target=target), Confirmed, times.scatter_s)
+        held = {(c.applied.version, c.applied.digest) for c in confirmed}
+        if len(held) != 1:
+            raise EngineUncertain(f"ranks hold different versions: {sorted(held)}")
+        for rank in self._ranks:
+            staged, rank.staged = rank.staged, None
+            if staged is not None and staged[0] == target and not self._undo:
+                rank.digests = staged
+        if all(c.applied.proven for c in confirmed):
+            self._gate.ask(lambda i: Publish(id=i), Done, times.other_s)
+        else:
+            self._members.withheld = True  # until a sweep, and then `prove`
+        return confirmed[0].applied.digest
+
+    def _give_up(self, reason: str) -> None:
+        """Out of service; and a rank that has written says so, where it would else name the version before."""
+        target, times = self._target, self._timeouts
+        self._tell([self._gate], lambda i: Fail(id=i, reason=reason), Done)
+        if not self._confirming:
+            self._tell(self._ranks, lambda i: Confirm(id=i, target=target), Confirmed, times.scatter_s)
+
+    def _tell(
+        self, arms: Sequence[Arm], make: Callable[[int], Call], kind: type[Answer], timeout_s: float | None = None
+    ) -> None:
+        try:
+            ask_all(arms, make, kind, timeout_s or self._timeouts.other_s)
+        except SynclineError as error:
+            self._log.info("call failed while giving up", reason=str(error))

@@ -1,0 +1,117 @@
+"""The agent's word on an island: what its ranks hold is one version and whole. Said to all of them, whenever it became true.
+
+A rank that holds the view whole knows by itself; one that holds a part knows only that its own bits are what they should
+be, and a gate knows nothing. Nobody else may call the island while it is looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline.errors import DigestMismatch, EngineUnavailable, SynclineError
+from syncline_agent.arm import messages
+from syncline_agent.arm.connected import ask_all
+from syncline_agent.arm.island import Island, Members
+from syncline_agent.arm.parts import applied
+from syncline_agent.engine import Applied
+
+LOOK_S = 1.0
+
+
+def held_by(members: Members) -> Applied | None:
+    """What all ranks say that they hold, proven if all say so; None when one holds nothing or another version."""
+    held = [None if rank.state.applied is None else applied(rank.state.applied) for rank in members.ranks]
+    first = held[0]
+    if first is None or any(h is None or replace(h, proven=True) != replace(first, proven=True) for h in held):
+        return None
+    return replace(first, proven=all(h is not None and h.proven for h in held))
+
+
+def error_of(members: Members) -> str | None:
+    """Why the island is out of service, in words."""
+    said = next((rank.state.error for rank in members.ranks if rank.state.error is not None), None)
+    if said is not None or members.error is not None:
+        return said or members.error
+    versions = ["none" if r.state.applied is None else str(r.state.applied.version) for r in members.ranks]
+    if held_by(members) is None and versions != ["none"] * len(versions):
+        return f"ranks hold different versions ({', '.join(versions)}); stage one from a checkpoint"
+    return members.gate.state.failed
+
+
+def checked(members: Members) -> Applied | None:
+    """What the island holds, if its digests say so; None where only a sweep can tell. DigestMismatch when
+    its ranks' parts are not the view of the version that they name."""
+    shares, held = members.shares, held_by(members)
+    if held is None or any(rank.state.error is not None for rank in members.ranks):
+        return None
+    if shares.is_whole:
+        return held if held.proven else None
+    digests = [rank.digests for rank in members.ranks]
+    if any(d is None or d[0] != held.version for d in digests):
+        return None
+    found = shares.total([d[1] for d in digests if d is not None]).hex
+    if found != held.digest:
+        raise DigestMismatch(
+            f"what the ranks hold sums to digest {found}, version {held.version} has {held.digest}; stage it from a"
+            " checkpoint"
+        )
+    return held
+
+
+def prove(members: Members, held: Applied, timeout_s: float) -> Applied:
+    """Say to all that the island holds this. EngineUnavailable when one does not agree."""
+    ask_all(
+        members.arms,
+        lambda i: messages.Prove(id=i, version=held.version, digest=held.digest),
+        messages.Done,
+        timeout_s,
+    )
+    members.withheld = False
+    return replace(held, proven=True)
+
+
+class Prover:
+    """Looks at the island after each change."""
+
+    def __init__(self, island: Island, calling: threading.Lock, *, timeout_s: float, log: FilteringBoundLogger) -> None:
+        """`calling` is held by whoever calls the island."""
+        self._island = island
+        self._calling = calling
+        self._timeout_s = timeout_s
+        self._log = log
+
+    def run(self, stopping: threading.Event) -> None:
+        """Until told to stop, which a change of the island should follow."""
+        seen = 0
+        while not stopping.is_set():
+            now = self._island.wait_change(seen, LOOK_S)
+            if now != seen:
+                seen = now
+                self.look()
+
+    def look(self) -> None:
+        """Prove the island if it needs it and can be; either way it may be called then."""
+        with self._calling:
+            try:
+                members = self._island.whole()
+            except EngineUnavailable:
+                return
+            self._look(members)
+            self._island.settle(members)
+
+    def _look(self, members: Members) -> None:
+        try:
+            members.error = None
+            held = checked(members)
+            needed = members.withheld or members.gate.state.failed is not None
+            if held is not None and (needed or not held.proven):
+                prove(members, held, self._timeout_s)
+                self._log.info("island proven", pod=members.gate.hello.pod, version=held.version)
+        except DigestMismatch as error:
+            members.error = str(error)
+            self._log.error("island not proven", pod=members.gate.hello.pod, reason=str(error))
+        except SynclineError as error:
+            self._log.warning("island not proven yet", pod=members.gate.hello.pod, reason=str(error))
