@@ -163,7 +163,7 @@ def memory_digest(replica: Replica) -> str:
     """Digest of the bits in the engine's memory, computed by nobody's bookkeeping."""
     live = replica.live
     assert live is not None
-    return total(digest_tensor(s, live._memory.units(i)) for i, s in enumerate(live.table.tensors)).hex
+    return total(digest_tensor(s, live._memory._stores[i]) for i, s in enumerate(live.table.tensors)).hex
 
 
 @pytest.fixture

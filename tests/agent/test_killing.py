@@ -86,7 +86,7 @@ class Engine:
         live = self.live
         if live is None or not live.in_service or live.applied is None:
             return None
-        found = total(digest_tensor(s, live._memory.units(i)) for i, s in enumerate(live.table.tensors))
+        found = total(digest_tensor(s, live._memory._stores[i]) for i, s in enumerate(live.table.tensors))
         return live.applied.version, found.hex
 
     def stop(self) -> None:

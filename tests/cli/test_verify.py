@@ -318,7 +318,7 @@ def test_a_replica_sweeps_its_memory_and_agrees_with_the_store(
 def test_a_flipped_bit_in_live_memory_is_a_difference(syncline: Call, run: Any, agent: tuple[str, Replica]) -> None:
     url, replica = agent
     assert replica.live is not None
-    replica.live._memory.units(0)[7] ^= 1
+    replica.live._memory._stores[0][7] ^= 1
     ended = syncline("verify", "replica", url, *run.options, "--json")
     assert 9 == ended.code
     assert (False, False) == (ended.document["ok"], ended.document["proven"])

@@ -303,7 +303,7 @@ class Fleet:
             replica.stop_engine()
             self.count("engine killed")
         elif not self.calm and self.random.random() < 0.05:
-            units = live._memory.units(self.random.randrange(len(live.table.tensors)))
+            units = live._memory._stores[self.random.randrange(len(live.table.tensors))]
             units[self.random.randrange(units.size)] ^= 1 << self.random.randrange(16)
             self._sweep(replica)  # what no sweep has looked at is not promised
             self.count("bit flipped")
@@ -384,7 +384,7 @@ def memory_digest(replica: Replica) -> str:
     live = replica.live
     assert live is not None
     table: TensorTable = live.table
-    return total(digest_tensor(spec, live._memory.units(i)) for i, spec in enumerate(table.tensors)).hex
+    return total(digest_tensor(spec, live._memory._stores[i]) for i, spec in enumerate(table.tensors)).hex
 
 
 @pytest.fixture
