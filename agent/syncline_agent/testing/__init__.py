@@ -1,0 +1,1 @@
+"""Parts for tests of what stands on an arm; importable by every test."""
