@@ -88,7 +88,7 @@ PLANTED = [
     (
         "chain/syncline/store",
         "torch",
-        "Only the reference engine, the torch adapter, the GPU kernels and the demo's trainer know torch",
+        "Only engines, probing, the torch adapter, the GPU kernels and the demo's trainer know torch",
     ),
     ("distributor/syncline_distributor", "minio", "Only the S3 adapter knows the S3 client"),
     ("agent/syncline_agent", "kopf", "Nothing but the operator knows Kubernetes"),

@@ -1,0 +1,89 @@
+"""Names in vLLM's prefix cache: keys and values that other weights computed are never found under the present ones.
+
+Each write begins a new name, an undo too: requests that went on through the write before have left blocks of mixed weights
+under the older one. It changes requests only, and only between steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from syncline_agent.vllm.settings import KvPolicy
+
+CATCH_UP = 4
+"""Waiting requests that are named anew before a step: to hash a long prompt takes about a millisecond."""
+
+
+@dataclass(slots=True)
+class _Named:
+    """What the arm notes at a request of vLLM's."""
+
+    salt: str | None
+    """The user's own."""
+    outside: str
+    """The request's id as its client knows it."""
+    writes: int
+    """How many writes had been when it was named."""
+    skips: bool = False
+    """Whether the request reads no prefix cache, as its client asked."""
+
+
+class CacheNames:
+    """The names of one engine's requests."""
+
+    def __init__(self, kv: KvPolicy, engine: str) -> None:
+        """`engine` is unlike every other engine's, started before or beside this one: caches outside may outlive both."""
+        self._kv = kv
+        self._engine = engine
+        self._writes = 0
+        self._stale: dict[str, Any] = {}
+
+    def _salted(self, salt: str | None, writes: int) -> str:
+        return f"{salt or ''}\x1fsyncline {self._engine} {writes}"
+
+    def begin(self, request: Any) -> _Named:
+        """Name a request that comes in, before vLLM hashes its prompt. From the thread that takes requests in."""
+        named = _Named(request.cache_salt, request.external_req_id or request.request_id, self._writes)
+        if self._kv is KvPolicy.SALT:
+            request.cache_salt = self._salted(named.salt, named.writes)
+        return named
+
+    def outside(self, request: Any) -> str:
+        """The request's id as its client knows it."""
+        named: _Named | None = getattr(request, "syncline", None)
+        return request.request_id if named is None else named.outside
+
+    def next(self, scheduler: Any) -> None:
+        """Weights are written: what is computed from here on has another name. The loop stands."""
+        self._writes += 1
+        if self._kv is KvPolicy.RESET:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+            return
+        for request in scheduler.requests.values():
+            named: _Named | None = getattr(request, "syncline", None)
+            if named is None or request.is_finished() or request.num_computed_tokens:
+                continue  # one that runs keeps its name: nobody else looks there any more
+            if request.request_id not in self._stale:
+                named.skips = request.skip_reading_prefix_cache
+            request.skip_reading_prefix_cache = True
+            self._stale[request.request_id] = request
+
+    def catch_up(self, scheduler: Any) -> None:
+        """Name some requests anew that waited through a write and wait still."""
+        for request_id in list(islice(self._stale, CATCH_UP)):
+            request = self._stale.pop(request_id)
+            if request.request_id in scheduler.requests and not request.num_computed_tokens:
+                request.skip_reading_prefix_cache = request.syncline.skips
+                self.freshen(request)
+
+    def freshen(self, request: Any) -> None:
+        """Name a request anew that was named before a write and has computed nothing since."""
+        named: _Named | None = getattr(request, "syncline", None)
+        if named is None or named.writes == self._writes or self._kv is not KvPolicy.SALT:
+            return
+        request.cache_salt = self._salted(named.salt, self._writes)
+        request.block_hashes.clear()
+        request.update_block_hashes()
+        named.writes = self._writes

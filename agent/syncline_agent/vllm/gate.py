@@ -1,0 +1,215 @@
+"""vLLM's engine core as the arm's gate: stands between two steps with none in flight, keeps outputs inside until they are
+proven, and is out of service when told so.
+
+The arm's thread calls what `Gate` has; the loop's thread calls the rest, around each step. It knows the engine core, its
+scheduler and its queues, and no weights: what is wrong with those it is told, or asks `unfit`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from syncline.clock import Clock
+from syncline.versions import Policy
+from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience, StepGate
+from syncline_agent.vllm.caching import CacheNames
+from syncline_agent.vllm.hooks import look_up
+
+Outputs = Mapping[int, Any]
+"""Of one step: by client, what vLLM sends to it."""
+
+
+class _Waking(threading.Condition):
+    """A condition that wakes a loop asleep on its input queue, too."""
+
+    def __init__(self, poke: Callable[[], None]) -> None:
+        super().__init__(threading.RLock())
+        self._poke = poke
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        self._poke()
+
+
+class CoreGate:
+    """The gate of one `EngineCoreProc`."""
+
+    def __init__(
+        self,
+        core: Any,
+        names: CacheNames,
+        *,
+        clock: Clock,
+        unfit: Callable[[], str | None],
+        failed: str | None,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
+        """`core` is vLLM's; `unfit` says why weights in this process must not serve; `failed` is why the gate begins out of
+        service, None when it begins in service."""
+        self._core = core
+        self.names = names
+        self._unfit = unfit
+        self._failed = failed
+        self._pauses = look_up("vllm.v1.core.sched.interface", "PauseState")
+        self._statuses = look_up("vllm.v1.request", "RequestStatus")
+        wakeup = look_up("vllm.v1.engine", "EngineCoreRequestType.WAKEUP"), None
+        self._wake = _Waking(lambda: core.input_queue.put_nowait(wakeup))
+        self._gate = StepGate(self._wake, clock, patience)
+        self._withheld: list[Outputs] | None = None
+        self._dropped: list[Outputs] = []
+        """Outputs that must not leave: what ended in them must be told."""
+        self._ending = False
+        """All requests are to fail."""
+        self._frozen: tuple[Any, Any] | None = None
+        """The scheduler's state of pause that was found, and the one that was set."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is served."""
+        return self._failed or self._unfit()
+
+    # --- Gate: the arm's thread ------------------------------------------------------------------------------------
+
+    def hold(self, policy: Policy) -> Mapping[str, int]:
+        return self._gate.hold(policy)
+
+    def write(self) -> None:
+        self._gate.write()
+
+    def resume(self, version: int) -> float:
+        return self._gate.resume(lambda policy: self._written(version, policy))
+
+    def publish(self) -> None:
+        with self._wake:
+            self._send()
+
+    def release(self) -> None:
+        self._gate.release()
+
+    def fail(self, reason: str) -> None:
+        with self._wake:
+            self._failed = reason
+            self._end_all()
+            self._gate.end()
+
+    def prove(self, version: int) -> None:
+        with self._wake:
+            self.stamp(version)
+            self._failed = None
+            self._send()
+
+    def _written(self, version: int, policy: Policy) -> None:
+        """The loop stands: its scheduler may be touched from here."""
+        if self._withheld is not None:
+            self._end_all()  # the write before this one was never read back
+        if policy is Policy.ABORT:
+            ended = self._core.scheduler.finish_requests(None, self._statuses.FINISHED_ABORTED)
+            self._core._send_abort_outputs(ended)
+        self.names.next(self._core.scheduler)
+        self.stamp(version)
+        self._withheld = []
+
+    def stamp(self, version: int) -> None:
+        """What vLLM says of tokens from here on, in answers and by its routes."""
+        if hasattr(self._core, "set_weight_version"):
+            self._core.set_weight_version(str(version))
+
+    def _send(self) -> None:
+        held, self._withheld = self._withheld, None
+        for outputs in held or ():
+            for output in outputs.items():
+                self._core.output_queue.put_nowait(output)
+
+    def _end_all(self) -> None:
+        self._dropped += self._withheld or []
+        self._withheld = None
+        self._ending = True
+        self._wake.notify_all()
+
+    # --- the loop's thread -----------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """The loop must come by, whether it has work or not."""
+        with self._wake:
+            return self._gate.wanted or self._ending or self._frozen is not None
+
+    def between_steps(self) -> None:
+        """Come by before a step."""
+        with self._wake:
+            if self._unfit() is not None and self._core.scheduler.get_num_unfinished_requests():
+                self._end_all()
+            if self._ending:
+                self._fail_requests()
+            wanted, draining = self._gate.wanted, self._gate.draining
+        if wanted:
+            self._freeze(self._pauses.PAUSED_NEW if draining else self._pauses.PAUSED_ALL)
+            if self._core.batch_queue:
+                return  # what is in flight ends in the steps that follow
+            active = self._core.scheduler.get_num_unfinished_requests() if draining else 0
+            self._gate.pass_between_steps(active, self._spans)
+            if active:
+                return
+        self._thaw()
+        self.names.catch_up(self._core.scheduler)
+
+    def let_out(self, outputs: Outputs | None) -> Outputs | None:
+        """What of a step's outputs may leave now."""
+        if not outputs:
+            return outputs
+        with self._wake:
+            if self.error is not None:
+                self._dropped.append(outputs)
+                self._ending = True
+                return {}
+            if self._withheld is not None:
+                self._withheld.append(outputs)
+                return {}
+            return outputs
+
+    def admit(self, request: Any) -> bool:
+        """Whether a request may begin; one that may not is answered with an error."""
+        if self.error is None:
+            self.names.freshen(request)
+            return True
+        self._core._send_error_outputs_to_client([request.request_id], request.client_index)
+        return False
+
+    def _freeze(self, state: Any) -> None:
+        scheduler = self._core.scheduler
+        if self._frozen is None:
+            self._frozen = scheduler.pause_state, state
+            if scheduler.pause_state < state:
+                scheduler.set_pause_state(state)
+
+    def _thaw(self) -> None:
+        if self._frozen is not None:
+            found, state = self._frozen
+            self._frozen = None
+            if self._core.scheduler.pause_state == state and found != state:  # else somebody paused it meanwhile
+                self._core.scheduler.set_pause_state(found)
+
+    def _spans(self) -> Mapping[str, int]:
+        spans: dict[str, int] = {}
+        for request in self._core.scheduler.requests.values():
+            if not request.is_finished() and (request.num_output_tokens or request.status == self._statuses.RUNNING):
+                name = self.names.outside(request)
+                spans[request.request_id if name in spans else name] = request.num_output_tokens
+        return spans
+
+    def _fail_requests(self) -> None:
+        """All requests end with an error, those too whose end was kept inside. The caller holds `wake`."""
+        self._ending = False
+        failed: defaultdict[int, list[str]] = defaultdict(list)
+        for outputs in self._dropped:
+            for client, ended in outputs.items():
+                failed[client] += [output.request_id for output in ended.outputs if output.finish_reason is not None]
+        self._dropped = []
+        for request in self._core.scheduler.finish_requests(None, self._statuses.FINISHED_ERROR):
+            failed[request.client_index].append(request.request_id)
+        for client, names in failed.items():
+            if names:
+                self._core._send_error_outputs_to_client(names, client)

@@ -1,0 +1,81 @@
+"""The parameters of a loaded model as an arm's memory: where probing found them, on the host or on a device.
+
+Only looks at what the model holds; refuses by name what is not where it was loaded to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from syncline.checkpoint import Checkpoint
+from syncline.errors import LayoutRefused
+from syncline.wire.tiling import Tiling
+from syncline_agent.arm.host_memory import HostMemory
+from syncline_agent.arm.layout import Layout, shape_of
+from syncline_agent.arm.memory import Memory
+from syncline_agent.arm.probing import Probed, attach
+
+NAMED_MAX = 4
+
+
+def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Everything that the modules of a model hold: parameters, buffers and plain attributes."""
+    for path, module in model.named_modules(remove_duplicate=True):
+        held: Mapping[str, Any] = {**vars(module), **module._parameters, **module._buffers}
+        for name, value in held.items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+def storages_of(model: torch.nn.Module) -> set[int]:
+    """Addresses of all memory that the model's tensors lie in."""
+    return {t.untyped_storage().data_ptr() for _, t in tensors_of(model) if not t.is_meta}
+
+
+def check_not_derived(model: torch.nn.Module, before: set[int]) -> None:
+    """LayoutRefused when work on the loaded weights left tensors in memory that was not there `before`: what was computed
+    from weights would not change with them."""
+    new = [
+        name
+        for name, tensor in tensors_of(model)
+        if not tensor.is_meta and tensor.numel() > 1 and tensor.untyped_storage().data_ptr() not in before
+    ]
+    if new:
+        raise LayoutRefused(
+            f"the engine computes {_few(new)} from loaded weights; a change of those would not reach it"
+        )
+
+
+def memory_of(model: torch.nn.Module, probed: Probed, checkpoint: Checkpoint, tiling: Tiling, *, alone: bool) -> Memory:
+    """The memory of a rank, which holds everything if it is `alone`. LayoutRefused by name."""
+    stores = attach(probed, (tensor for _, tensor in tensors_of(model)))
+    gone = [store.name for store, found in zip(probed.stores, stores, strict=True) if found is None]
+    if gone:
+        raise LayoutRefused(f"the engine repacks {_few(gone)} after loading")
+    table = checkpoint.table
+    layout = Layout.of(table, probed.blocks)
+    if alone and not layout.is_whole:
+        held = [
+            sum(b.high - b.low for b in bands) == (shape_of(spec)[bands[0].axis] if bands else spec.units)
+            for spec, bands in zip(table.tensors, layout.bands, strict=True)
+        ]
+        absent = [spec.name for spec, whole in zip(table.tensors, held, strict=True) if not whole]
+        why = "".join(f"; {name}: {trouble}" for name, trouble in list(probed.troubles.items())[:NAMED_MAX])
+        raise LayoutRefused(f"the engine does not hold all of {_few(absent)}{why}")
+    found = [store for store in stores if store is not None]
+    device = found[0].device
+    if device.type == "cpu":
+        return HostMemory(layout, tiling, [_numpy(store) for store in found], loaded=checkpoint.units)
+    raise LayoutRefused(f"weights on {device} cannot be changed in place yet")
+
+
+def _numpy(store: torch.Tensor) -> np.ndarray[Any, Any]:
+    return store.numpy().view(f"<u{store.element_size()}")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (f" and {len(names) - NAMED_MAX} more" if names[NAMED_MAX:] else "")

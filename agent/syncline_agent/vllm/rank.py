@@ -1,0 +1,96 @@
+"""A rank of an armed engine: its weights, or why they cannot be changed, its connection to the agent, its sweeps."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from syncline.errors import DigestMismatch
+from syncline_agent.arm.client import ArmClient, ArmIdentity
+from syncline_agent.arm.gate import Gate
+from syncline_agent.arm.live import LiveWeights
+from syncline_agent.vllm.settings import VllmSettings
+
+SWEEP_REST = 9.0
+"""A sweep sleeps so many times as long as it worked: a tenth of a core, and of the engine's memory bandwidth."""
+ENGINE = "vllm"
+
+
+class Rank:
+    """One rank, from its proof until the engine ends."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        live: LiveWeights | None,
+        refusal: str | None,
+        *,
+        rank: int,
+        ranks: int,
+        randomness: random.Random,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.live, self.refusal = live, refusal
+        self._settings, self._random, self._log = settings, randomness, log
+        self._identity = ArmIdentity(ENGINE, settings.pool, settings.pod, rank, ranks)
+        self._arm: ArmClient | None = None
+        self._stopping = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep_for_ever, name="arm-sweeper", daemon=True)
+
+    @property
+    def error(self) -> str | None:
+        """Why these weights must not serve; None for weights that the agent does not follow, too."""
+        return None if self.live is None else self.live.error
+
+    def connect(self, gate: Gate | None) -> None:
+        """Before `start`: how to meet the agent, with the engine's gate where that is in this process."""
+        self._arm = ArmClient(
+            self._settings.socket,
+            self._identity,
+            self.live,
+            gate,
+            refusal=self.refusal,
+            randomness=self._random,
+            token_file=self._settings.token_file,
+            log=self._log,
+        )
+
+    def start(self) -> None:
+        """Meet the agent, and sweep from time to time."""
+        assert self._arm is not None  # `connect` made it
+        self._arm.start()
+        if self.live is not None:
+            self._sweeper.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._arm is not None:
+            self._arm.stop()
+
+    def _sweep_for_ever(self) -> None:
+        live, arm = self.live, self._arm
+        assert live is not None and arm is not None  # started by `start`
+        while not self._stopping.wait(self._settings.sweep_interval_s):
+            try:
+                self._log.info("sweep matched", version=live.sweep(rest=SWEEP_REST).version)
+            except DigestMismatch as error:
+                self._log.error("sweep failed", reason=str(error))
+            except Exception:  # memory that cannot be read now: the next sweep must come all the same
+                self._log.exception("sweep did not end")
+            finally:
+                arm.notify()
+
+
+def rank_of(worker: Any) -> Rank | None:
+    """The rank that a worker of vLLM's was armed with."""
+    rank = getattr(worker, "syncline", None)
+    return rank if isinstance(rank, Rank) else None
+
+
+def refusal_of(worker: Any) -> str | None:
+    """Asked of each worker by the engine core: why its weights cannot be changed in place."""
+    rank = rank_of(getattr(worker, "worker", worker))
+    return "the worker was not armed" if rank is None else rank.refusal
