@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from syncline.kernels import digest, frames, gaps, reference
-from syncline.wire.digest import Digest, seeds
+from syncline.wire.digest import Digest, seeds, term, total
 from syncline.wire.tiling import Frame
 
 Units = NDArray[np.unsignedinteger]
@@ -181,3 +181,25 @@ def test_gaps_are_those_of_the_reference_and_come_back(places: list[int]) -> Non
 )
 def test_gaps_that_name_other_positions_are_refused(written: list[int], changed: int, units: int) -> None:
     assert gaps.read_gaps(np.array(written, np.uint8), changed=changed, units=units) is None
+
+
+@widths
+@geometries
+@pytest.mark.parametrize("high", [0, (1 << 32) - 300, (1 << 35) - 7])
+def test_a_frame_that_lies_elsewhere_sums_up_as_it_would_in_its_tensor(
+    width: type[np.unsignedinteger], frame: Frame, high: int
+) -> None:
+    flat = tensor_for(frame, width)
+    of_tensor = Frame(high + 5, frame.units, 1, 3) if frame.units % 2 else Frame(high, frame.units // 2, 2, 9)
+    expected = total(
+        term(SEED, of_tensor.offset(p), int(flat[frame.offset(p)]), flat.itemsize) for p in range(frame.units)
+    )
+    assert expected == digest.digest_frame(flat, frame, of_tensor, SEED)
+
+
+def test_a_frame_of_other_units_or_beyond_its_store_is_not_summed_up() -> None:
+    flat = random_units(np.uint16, 100)
+    with pytest.raises(IndexError):
+        digest.digest_frame(flat, Frame(1, 1, 100, 0), Frame(0, 1, 100, 0), SEED)
+    with pytest.raises(IndexError):
+        digest.digest_frame(flat, Frame(0, 1, 100, 0), Frame(0, 1, 99, 0), SEED)
