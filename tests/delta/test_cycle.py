@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from syncline.codecs.registry import CODECS
-from syncline.delta import digest_tensor, read_back, scatter, stage_tensor, stage_whole
+from syncline.delta import Place, digest_tensor, read_back, scatter, stage_tensor, stage_whole
 from syncline.errors import FrameCorrupt, LayoutRefused
-from syncline.wire.digest import Digest
+from syncline.kernels import frames as kernels
+from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
+from syncline.wire.tiling import Frame
 
 CODEC_NAMES = [c.name for c in CODECS.values()]
 
@@ -110,6 +112,40 @@ def test_whole_weights_stage_like_a_delta(weights: Any, executor: Executor) -> N
         assert digest_tensor(spec, new[tensor]) == digest_tensor(spec, live) + staged.digest_change
         scatter(spec, weights.tiling, live, staged)
         assert np.array_equal(new[tensor], live)
+
+
+@pytest.mark.parametrize("codec", [None, "raw", "sparse"])
+def test_frames_that_lie_elsewhere_are_changed_there_and_those_that_are_not_held_are_left_out(
+    weights: Any, codec: str | None
+) -> None:
+    old = weights.draw()
+    new = weights.step(old, 0.2)
+    delta = weights.delta(old, new, codec=codec)
+    for tensor in delta.tensors:
+        spec = weights.table.tensors[tensor]
+        grid = spec.grid(weights.tiling)
+        held = range(1, grid.count) if grid.count > 1 else range(1)
+        store: Any = np.zeros(2 * spec.units + 9, old[tensor].dtype)
+        places: dict[int, Place] = {}  # every second unit of a store, frame after frame: one column each
+        for index in held:
+            frame, base = grid.frame(index), sum(2 * grid.frame(i).units for i in held if i < index)
+            places[index] = Place(store, Frame(base + 5, frame.units, 1, 2))
+            store[base + 5 : base + 5 + 2 * frame.units : 2] = kernels.view(old[tensor], frame)
+        before = store.copy()
+        staged = stage_tensor(weights.table, weights.tiling, tensor, places.get, [delta])
+        again = stage_whole(spec, weights.tiling, tensor, places.get, new[tensor])
+        assert [f.frame for f in staged.frames] == [f.frame for f in again.frames]
+        assert staged.digest_change == again.digest_change == total(f.digest_change for f in staged.frames)
+        scatter(spec, weights.tiling, places.get, staged)
+        assert read_back(spec, weights.tiling, places.get, staged)
+        for index, place in places.items():
+            assert np.array_equal(kernels.view(new[tensor], grid.frame(index)), kernels.view(store, place.frame))
+        assert not store[::2].any()
+        scatter(spec, weights.tiling, places.get, staged, undo=True)
+        assert np.array_equal(before, store)
+        if staged.frames:
+            with pytest.raises(IndexError, match="is not held"):
+                scatter(spec, weights.tiling, lambda _: None, staged)
 
 
 def test_a_step_taken_against_other_weights_is_corrupt_and_names_the_tensor(weights: Any) -> None:
