@@ -7,6 +7,7 @@ be, and a gate knows nothing. Nobody else may call the island while it is looked
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
@@ -16,7 +17,7 @@ from syncline_agent.arm import messages
 from syncline_agent.arm.connected import ask_all
 from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied
-from syncline_agent.engine import Applied
+from syncline_agent.engine import Applied, StageRequest
 
 LOOK_S = 1.0
 
@@ -59,6 +60,24 @@ def checked(members: Members) -> Applied | None:
             " checkpoint"
         )
     return held
+
+
+def check_staged(members: Members, request: StageRequest, answers: Sequence[messages.Staged]) -> None:
+    """What all ranks staged is the target: DigestMismatch, naming who differs. Ranks that hold it whole have seen to it
+    themselves."""
+    changed = [answer.changed for answer in answers]
+    if members.shares.is_whole:
+        if len(set(changed)) != 1 and request.checkpoint is None:
+            raise EngineUnavailable(f"ranks staged different changes: {changed}; stage it again")
+        return
+    found = members.shares.total([answer.digests for answer in answers]).hex
+    if found != request.target_digest:
+        raise DigestMismatch(
+            f"what the ranks staged leads to digest {found}, version {request.target} has {request.target_digest};"
+            " nothing was written"
+        )
+    for rank, answer in zip(members.ranks, answers, strict=True):
+        rank.staged = None if answer.digests is None else (request.target, answer.digests)
 
 
 def prove(members: Members, held: Applied, timeout_s: float) -> Applied:

@@ -25,9 +25,9 @@ from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.client import HANDSHAKE_TIMEOUT_S, TOKEN_FILE
 from syncline_agent.arm.committing import DEFAULT_TIMEOUTS, ArmTimeouts, Commit
 from syncline_agent.arm.connected import Arm, ask_all
-from syncline_agent.arm.island import Island
+from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied, stage_message
-from syncline_agent.arm.proving import Prover, checked, error_of, held_by, prove
+from syncline_agent.arm.proving import Prover, check_staged, checked, error_of, held_by, prove
 from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult
 
 SOCKET_MODE = 0o660
@@ -133,22 +133,14 @@ class ArmServer:
                 messages.Staged,
                 self._timeouts.stage_s,
             )
-            changed = [a.changed for a in answers]
-            if members.shares.is_whole:
-                if len(set(changed)) != 1 and request.checkpoint is None:
-                    raise EngineUnavailable(f"ranks staged different changes: {changed}; stage it again")
-            else:
-                found = members.shares.total([a.digests for a in answers]).hex
-                if found != request.target_digest:
-                    raise DigestMismatch(
-                        f"what the ranks staged leads to digest {found}, version {request.target} has"
-                        f" {request.target_digest}; nothing was written"
-                    )
-            for rank, answer in zip(members.ranks, answers, strict=True):
-                rank.staged = None if answer.digests is None else (request.target, answer.digests)
+            try:
+                check_staged(members, request, answers)
+            except SynclineError:
+                self._discard(members)  # each rank by itself thinks that it may be committed
+                raise
         return StageResult(
             request.target,
-            changed=max(changed) if members.shares.is_whole else sum(changed),
+            changed=max(a.changed for a in answers) if members.shares.is_whole else sum(a.changed for a in answers),
             staged_bytes=sum(a.staged_bytes for a in answers),
             seconds=max(a.seconds for a in answers),
         )
@@ -161,8 +153,7 @@ class ArmServer:
 
     def discard(self) -> None:
         with self._calling:
-            ranks = self._island.settled().ranks
-            ask_all(ranks, lambda i: messages.Discard(id=i), messages.Done, self._timeouts.other_s)
+            self._discard(self._island.settled())
 
     def sweep(self) -> Applied:
         members = self._island.settled()
@@ -188,6 +179,9 @@ class ArmServer:
         with self._calling:
             members = self._island.settled()
             return Commit(members, target, undo=undo, timeouts=self._timeouts, log=self._log).run(policy)
+
+    def _discard(self, members: Members) -> None:
+        ask_all(members.ranks, lambda i: messages.Discard(id=i), messages.Done, self._timeouts.other_s)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
