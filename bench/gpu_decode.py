@@ -1,4 +1,4 @@
-"""Decode, commit scatter, read-back and digest on one GPU, exact first, then timed: `python bench/gpu_decode.py --json FILE`.
+"""Decode, order, commit scatter, read-back and digest on one GPU, exact first, then timed: `python bench/gpu_decode.py --json FILE`.
 
 Weights are incompressible: a few distinct frames of an Adam-like step, encoded by the CPU's codec, stand many times over in device memory,
 each at a place of its own, so that every byte that is read comes from memory. Times are CUDA events on an otherwise idle device, the best
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_sectors import distinct, touch
 from numpy.typing import NDArray
 
 from syncline.codecs.base import FrameChange
@@ -23,10 +24,11 @@ from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lane_shift, lanes_of, split_lanes
 from syncline.codecs.context.counts import Counts, count_symbols, count_units
 from syncline.codecs.context.fitting import fit
+from syncline.kernels.gpu.arrange import arrange
 from syncline.kernels.gpu.batch import UNIT_TYPES, CodedFrames, DeviceTable, FrameBatch, Staged
 from syncline.kernels.gpu.decode import decode
 from syncline.kernels.gpu.digest import TensorPlaces, change_digest, sweep
-from syncline.kernels.gpu.scatter import ABREAST, count_missing, scatter, undo
+from syncline.kernels.gpu.scatter import count_missing, scatter, undo
 from syncline.wire.limits import FRAME_MAX_UNITS as FRAME
 from syncline.wire.tiling import Frame
 
@@ -184,10 +186,11 @@ def same(flat: torch.Tensor, row: torch.Tensor) -> bool:
 
 
 def check(work: Workload) -> None:
-    """Decode, write, read back and undo: everything must be what it shall be, and then what it was."""
+    """Decode, order, write, read back and undo: everything must be what it shall be, and then what it was."""
     status = decode(work.batch, work.coded, work.staged)
     if int(status.abs().max()):
         raise SystemExit(f"frames failed to decode: {torch.bincount(status).tolist()} of each outcome")
+    arrange(work.staged)
     scatter(work.batch, work.staged)
     if not same(work.live, work.new) or int(count_missing(work.batch, work.staged)):
         raise SystemExit("the scattered weights are not the new ones")
@@ -221,6 +224,8 @@ def measure(name: str, work: Workload) -> list[Row]:
     words = work.live.view(torch.int64)
     row("read once (floor)", lambda: words.sum())
     row("decode", lambda: decode(work.batch, work.coded, work.staged))
+    row("scatter as decoded, in no order", lambda: scatter(work.batch, work.staged))
+    row("order what is staged", lambda: arrange(work.staged))
     row("scatter", lambda: scatter(work.batch, work.staged))
     row("read back", lambda: count_missing(work.batch, work.staged))
     undo(work.batch, work.staged)
@@ -244,21 +249,35 @@ def timed(name: str, what: str, run: Callable[[], object], work: Workload, more:
 
 
 def scatters(work: Workload, share: float) -> list[Row]:
-    """A commit of `share` of the units at ascending places, over and over, with more and less frames at a time."""
+    """A commit of `share` of the units at ascending places, and the same sectors of memory only read, only written, and copied."""
     slots = int(FRAME * share)
     count = work.batch.count
     positions = torch.empty(count, slots, dtype=torch.int32, device="cuda")
     for part in positions.split(1024):
-        part.copy_(torch.randint(0, FRAME, part.shape, dtype=torch.int32, device="cuda").sort(1).values)
+        drawn = torch.randint(0, FRAME - slots, part.shape, dtype=torch.int32, device="cuda").sort(1).values
+        part.copy_(drawn + torch.arange(slots, dtype=torch.int32, device="cuda"))
     changed = torch.full((count,), slots, dtype=torch.int32, device="cuda")
     empty = Staged.empty(changed, 0, work.live.dtype)
     units = torch.randint(0, 1 << 15, (count * slots,), dtype=torch.int16, device="cuda").view(work.live.dtype)
     staged = replace(empty, positions=positions.view(-1), old=units, new=units)
-    rows: list[Row] = []
-    for abreast in (ABREAST, 512, 128, 32):
-        what = f"scatter of {count * slots / 1e6:.0f} M" + ("" if abreast == ABREAST else f", {abreast} frames abreast")
-        facts: Row = {"changed": count * slots}
-        rows.append(timed("bf16", what, lambda n=abreast: scatter(work.batch, staged, abreast=n), work, facts))
+    touched = {size: distinct(positions, work.live.element_size(), size) for size in (32, 64, 128)}
+    name = f"{count * slots / 1e6:.0f} M"
+    print(f"  {name} touch " + ", ".join(f"{n / 1e6:.0f} M runs of {size} bytes" for size, n in touched.items()))
+    facts: Row = {"changed": count * slots, **{f"runs_of_{size}": n for size, n in touched.items()}}
+    rows = [timed("bf16", f"scatter of {name}", lambda: scatter(work.batch, staged), work, facts)]
+    if int(count_missing(work.batch, staged)):
+        raise SystemExit("the scattered units are not all there")
+    rows.append(timed("bf16", f"read back of {name}", lambda: count_missing(work.batch, staged), work, facts))
+    for what, read, write in (("read", True, False), ("written", False, True), ("copied", True, True)):
+        rows.append(
+            timed(
+                "bf16",
+                f"their sectors, only {what}",
+                lambda r=read, w=write: touch(work.live, positions, FRAME, read=r, write=w),
+                work,
+                facts,
+            )
+        )
     return rows
 
 

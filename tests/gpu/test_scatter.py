@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncline.kernels.gpu import reference_decode
-from syncline.kernels.gpu.batch import FrameBatch, Staged
-from syncline.kernels.gpu.scatter import count_missing, scatter, split, undo
+from syncline.kernels.gpu.batch import FrameBatch, Staged, programs_a_frame
+from syncline.kernels.gpu.scatter import count_missing, scatter, undo
 from syncline.testing.device_frames import device_case
 from syncline.wire.tiling import Frame
 
@@ -88,13 +88,28 @@ def test_a_position_outside_its_frame_is_not_written_and_counts_as_missing(posit
     assert 1 == int(count_missing(case.batch, staged))
 
 
-def test_many_slots_are_shared_by_several_programs() -> None:
-    assert [1, 1, 2, 64] == [split(slots, frames) for slots, frames in ((0, 1), (4096, 2), (8192, 1), (1 << 30, 1))]
-    case = staged_case("F8_E4M3", [Frame(0, 1, 8192, 8192)], seed=6, share=1.0)
-    assert split(case.staged.positions.numel(), 1) > 1
-    scatter(case.batch, case.staged)
-    assert np.array_equal(case.new, case.live)
-    assert 0 == int(count_missing(case.batch, case.staged))
+def test_a_frame_s_programs_are_as_many_as_the_mean_frame_needs_and_an_eighth_more() -> None:
+    cases = ((0, 1), (0, 0), (911, 1), (912, 1), (1 << 20, 1), (1 << 20, 1 << 10))
+    assert [1, 1, 1, 2, 1152, 2] == [programs_a_frame(slots, frames, 1024) for slots, frames in cases]
+
+
+@pytest.mark.parametrize("many", [0, 3, 5])
+def test_a_frame_with_far_more_changes_than_the_others_is_written_whole(many: int) -> None:
+    units, frames = 9000, 6
+    counts = torch.tensor([units if k == many else k % 2 for k in range(frames)], dtype=torch.int32, device=DEVICE)
+    slots = int(counts.sum())
+    assert 1024 * programs_a_frame(slots, frames, 1024) < units
+    live = torch.zeros(frames * units, dtype=torch.int16, device=DEVICE)
+    batch = FrameBatch.of([live], [(0, Frame(k * units, 1, units, units)) for k in range(frames)])
+    staged = Staged.empty(counts, slots, torch.int16)
+    for k, (first, count) in enumerate(zip(staged.firsts.tolist(), counts.tolist(), strict=True)):
+        staged.positions[first : first + count] = torch.arange(count, device=DEVICE)
+        staged.new[first : first + count] = k + 1
+    assert slots == int(count_missing(batch, staged))
+    scatter(batch, staged)
+    assert counts.tolist() == [int((part == k + 1).sum()) for k, part in enumerate(live.split(units))]
+    assert slots == int((live != 0).sum())
+    assert 0 == int(count_missing(batch, staged))
 
 
 def test_frames_of_several_tensors_are_reached_from_the_first() -> None:
@@ -108,13 +123,6 @@ def test_frames_of_several_tensors_are_reached_from_the_first() -> None:
     for first, k in ((100, 2), (108, 0), (116, 1)):
         expected[k][8 * k : 8 * k + 8] = torch.arange(first, first + 8, dtype=torch.int16)
     assert [t.tolist() for t in expected] == [t.tolist() for t in tensors]
-
-
-@pytest.mark.parametrize("abreast", [1, 2, 5])
-def test_programs_go_on_to_further_frames(abreast: int) -> None:
-    case = staged_case("F8_E4M3", [Frame(64 * k, 1, 64, 64) for k in range(5)], seed=7)
-    scatter(case.batch, case.staged, abreast=abreast)
-    assert np.array_equal(case.new, case.live)
 
 
 def test_no_frames_are_no_work() -> None:

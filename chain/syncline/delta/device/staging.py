@@ -22,6 +22,7 @@ from syncline.delta.device.memory import host_frame
 from syncline.delta.parsed import CodedFrame, Delta
 from syncline.errors import FrameCorrupt
 from syncline.kernels.gpu import scatter as commit
+from syncline.kernels.gpu.arrange import arrange
 from syncline.kernels.gpu.batch import CodedFrames, DeviceTable, FrameBatch, Staged, Walk, unit_view, walk_of
 from syncline.kernels.gpu.decode import decode
 from syncline.kernels.gpu.digest import TensorPlaces, change_digest, sweep
@@ -170,6 +171,8 @@ def _decoded(members: Sequence[_Member], live: Callable[[int], Tensor]) -> _Part
                 f"frame {member.index} of {member.spec.name}: context: {FAULTS[status]}; fetch the chunk again, or "
                 "check the base"
             )
+    if lanes > 1:  # one alone leaves its changes in order
+        arrange(staged)
     return _Part(batch, staged)
 
 

@@ -182,7 +182,7 @@ class Staged:
     changed: Tensor
     """int32: slots of each frame."""
     positions: Tensor
-    """int32: frame-relative positions, in no order."""
+    """int32: frame-relative positions, in any order."""
     old: Tensor
     """Units before, in the batch's unit type."""
     new: Tensor
@@ -200,6 +200,11 @@ class Staged:
             torch.empty(slots, dtype=unit, device=device),
             torch.empty(slots, dtype=unit, device=device),
         )
+
+
+def programs_a_frame(slots: int, frames: int, block: int) -> int:
+    """Programs that take a frame's slots, a block each: an eighth more than the mean frame needs. One with more takes further rounds."""
+    return max(-(-(slots + slots // 8) // (block * max(frames, 1))), 1)
 
 
 def walk_of(tensor: Tensor, frame: Frame) -> Walk:

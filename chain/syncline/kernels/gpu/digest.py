@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.kernels.gpu.batch import FrameBatch, Staged, Walk
-from syncline.kernels.gpu.scatter import place_of, split
+from syncline.kernels.gpu.scatter import place_of
 from syncline.wire import digest as wire
 from syncline.wire.limits import FRAME_MAX_UNITS
 from syncline.wire.tiling import Frame
@@ -35,6 +35,8 @@ M2 = tl.constexpr(wire.M2)
 _BLOCK = 1024
 _SPAN = 1 << 17
 """Words of a frame that one program sweeps."""
+_SLOTS_A_PROGRAM = 4096
+_SPLIT_MAX = 64
 _ROWS = 128
 """Vectors of 16 bytes that it reads at a time: one a thread."""
 
@@ -86,12 +88,17 @@ def change_digest(batch: FrameBatch, staged: Staged, places: TensorPlaces) -> Te
     """int64[frames, 2]: what writing each frame's changes adds to its tensor's digest."""
     sums = torch.zeros(batch.count, 2, dtype=torch.int64, device=batch.anchor.device)
     if batch.count:
-        _changes[(batch.count, split(staged.positions.numel(), batch.count))](
+        _changes[(batch.count, _split(staged.positions.numel(), batch.count))](
             staged.firsts, staged.changed, staged.positions, _words(staged.old), _words(staged.new),
             places.seeds, places.bases, places.lengths, places.strides, sums,
             SIZE=batch.anchor.element_size(), BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
     return sums
+
+
+def _split(slots: int, frames: int) -> int:
+    """Programs that share a frame's changes: about one for every 4096."""
+    return min(max(slots // (_SLOTS_A_PROGRAM * max(frames, 1)), 1), _SPLIT_MAX)
 
 
 def _words(units: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from syncline.kernels.clock import (
     WORDS,
     Alphabet,
 )
+from syncline.kernels.gpu.arrange import RUN
 from syncline.kernels.gpu.batch import PIECE_BYTES, CodedFrames, DeviceTable, FrameBatch, Staged
 from syncline.kernels.gpu.digest import TensorPlaces
 from syncline.wire.digest import Digest, term, total
@@ -81,6 +82,16 @@ def decode(batch: FrameBatch, coded: CodedFrames, staged: Staged) -> Tensor:
             staged.old[slot] = _signed(before, coded.alphabet.bits)
             staged.new[slot] = _signed(after, coded.alphabet.bits)
     return torch.tensor(status, dtype=torch.int32)
+
+
+def arrange(staged: Staged) -> None:
+    """As `arrange.arrange`."""
+    for first, changed in zip(staged.firsts.tolist(), staged.changed.tolist(), strict=True):
+        for at in range(first, first + changed, RUN):
+            run = slice(at, min(at + RUN, first + changed))
+            order = staged.positions[run].argsort()
+            for part in (staged.positions, staged.old, staged.new):
+                part[run] = part[run][order]
 
 
 def scatter(batch: FrameBatch, staged: Staged, *, back: bool = False) -> None:
