@@ -52,9 +52,8 @@ class Reply:
     body: Any = field(default_factory=dict[str, Any])
 
 
-Route = Callable[[Call], Reply]
-Break = Callable[[Call], "Reply | None"]
-"""In place of a route: an answer of its own, or None to hang up without one."""
+Route = Callable[[Call], "Reply | None"]
+"""None hangs up without an answer."""
 
 
 class RouteServer:
@@ -63,8 +62,8 @@ class RouteServer:
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], Route] = {}
         self.calls: list[Call] = []
-        self.breaks: dict[str, Break] = {}
-        """By path; each is used once."""
+        self.breaks: dict[str, Route] = {}
+        """In place of a route, by path; each is used once."""
         self.token: str | None = None
         """What requests must bear; None: nothing."""
         self._lock = threading.Lock()

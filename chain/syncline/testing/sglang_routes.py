@@ -8,11 +8,16 @@
   makes a load that was done a failure. A server that is not paused waits for its requests first.
 - `/weights_checker` answers for each tensor-parallel rank after all of them have come to it with an idle device.
 - `/update_weight_version` aborts everything unless told not to.
+- `/update_weights_from_tensor` is refused outside of a session of `/begin_weight_update` and `/end_weight_update`; within one it calls
+  the custom loader that `load_format` names, in each rank. A name that the server was not started with ends its scheduler.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 from syncline.testing.engine_routes import Call, EngineStandIn, Reply
@@ -35,6 +40,11 @@ class SglangStandIn(EngineStandIn):
         self.waiting = 0
         self.ended = 0
         """Requests that were aborted."""
+        self.custom_loaders: dict[str, Callable[[], None]] = {}
+        """What it was started with."""
+        self.custom_calls = 0
+        self.session = False
+        self.died = False
         self.routes = {
             ("GET", "/model_info"): self._model_info,
             ("GET", "/get_model_info"): self._model_info,
@@ -46,6 +56,10 @@ class SglangStandIn(EngineStandIn):
             ("POST", "/update_weights_from_disk"): self._update,
             ("POST", "/update_weight_version"): self._stamp,
             ("POST", "/weights_checker"): self._check,
+            ("GET", "/server_info"): self._server_info,
+            ("POST", "/begin_weight_update"): self._begin,
+            ("POST", "/update_weights_from_tensor"): self._tensors,
+            ("POST", "/end_weight_update"): self._end,
         }
 
     @property
@@ -55,6 +69,36 @@ class SglangStandIn(EngineStandIn):
 
     def _model_info(self, call: Call) -> Reply:
         return Reply(200, {"model_path": "toy", "is_generation": True, "weight_version": self.weight_version})
+
+    def _server_info(self, call: Call) -> Reply:
+        return Reply(200, {"tp_size": self.ranks, "custom_weight_loader": list(self.custom_loaders)})
+
+    def _begin(self, call: Call) -> Reply:
+        if self.session:
+            return Reply(400, {"success": False, "message": "a weight-update session is already open"})
+        self.session = True
+        return Reply(200, {"success": True, "message": "Success"})
+
+    def _end(self, call: Call) -> Reply:
+        if not self.session:
+            return Reply(400, {"success": False, "message": "no weight-update session is open"})
+        self.session = False
+        return Reply(200, {"success": True, "message": "Success"})
+
+    def _tensors(self, call: Call) -> Reply | None:
+        if not self.session:
+            return Reply(400, {"success": False, "message": "must run between begin and end"})
+        lists: list[list[object]] = [
+            pickle.loads(base64.b64decode(packed, validate=True)) for packed in call.body["serialized_named_tensors"]
+        ]
+        loader = self.custom_loaders.get(call.body["load_format"])
+        if loader is None or len(lists) != self.ranks:
+            self.died = True
+            return None
+        for _ in lists:
+            self.custom_calls += 1
+            loader()
+        return Reply(200, {"success": True, "message": "Success"})
 
     def _pause(self, call: Call) -> Reply:
         mode = call.body.get("mode", "abort")
