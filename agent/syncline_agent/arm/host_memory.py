@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -30,6 +30,8 @@ from syncline_agent.arm.strewn import StrewnChange, change_strewn, collect, dige
 
 Units = NDArray[Any]
 """A flat, contiguous row of unsigned units (wire.dtypes)."""
+_PLACED = 32
+"""Tensors whose frames' places are remembered: those of a large model would take as much memory as small deltas do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class _Change:
 
     tensor: int
     in_place: StagedTensor
+    places: Mapping[int, Place]
+    """Of its frames."""
     strewn: Mapping[int, StrewnChange]
     """By frame."""
     digests: Mapping[int, Digest]
@@ -91,11 +95,11 @@ class HostMemory:
         _check_stores(layout, stores)
         self.table, self.layout, self.tiling = layout.table, layout, tiling
         self._stores = stores
-        self._places = [place(layout, tensor, tiling) for tensor in range(len(layout.table.tensors))]
+        self._places = lru_cache(maxsize=_PLACED)(lambda tensor: place(layout, tensor, tiling))
         self._seeds = [seeds(spec.name) for spec in layout.table.tensors]
         self._shadows: dict[tuple[int, int], Units] = {}
         for tensor, spec in enumerate(layout.table.tensors):
-            for frame in self._strewn(tensor):
+            for frame in self._strewn(tensor) if layout.holds_part(tensor) else ():
                 if frame.is_whole:
                     continue
                 if loaded is None:
@@ -116,10 +120,10 @@ class HostMemory:
         return sum(shadow.nbytes for shadow in self._shadows.values())
 
     def parts(self, tensor: int) -> Sequence[Part]:
-        return self._places[tensor].parts
+        return self._places(tensor).parts
 
     def digests(self, tensor: int, parts: range) -> Sequence[Digest]:
-        places = self._places[tensor]
+        places = self._places(tensor)
         return [self._digest(tensor, part, places.frames[places.parts[part].frame]) for part in parts]
 
     def stage(self, deltas: Sequence[Delta], *, executor: Executor | None = None) -> HostChanges:
@@ -127,7 +131,7 @@ class HostMemory:
         for tensor in sorted({t for parsed in deltas for t in parsed.tensors}):
             before = partial(self._before, tensor)
             staged = delta.stage_tensor(self.table, self.tiling, tensor, before, deltas, executor=executor)
-            frames = self._places[tensor].frames
+            frames = self._places(tensor).frames
             in_place = [f for f in staged.frames if isinstance(frames[f.frame], InPlace)]
             strewn = [f for f in staged.frames if isinstance(frames[f.frame], Strewn)]
             self._add(changes, tensor, in_place, strewn)
@@ -168,22 +172,22 @@ class HostMemory:
             )
             old, new = (np.full(tiny.units, bits, f"<u{spec.unit_bytes}") for bits in (0, 1))
             memory = HostMemory.whole(TensorTable(tensors=[tiny]), self.tiling, {tiny.name: old})
-            staged = delta.stage_whole(tiny, self.tiling, 0, old, new)
-            change = _Change(0, staged, {}, {})
-            memory._write(change, undo=False)
-            memory._stands(change, undo=False)
+            changes: list[_Change] = []
+            memory._add(changes, 0, delta.stage_whole(tiny, self.tiling, 0, old, new).frames, [])
+            memory._write(changes[0], undo=False)
+            memory._stands(changes[0], undo=False)
             memory.digests(0, range(1))
 
     def _strewn(self, tensor: int) -> Iterator[Strewn]:
-        return (frame for frame in self._places[tensor].frames.values() if isinstance(frame, Strewn))
+        return (frame for frame in self._places(tensor).frames.values() if isinstance(frame, Strewn))
 
     def _in_place(self, tensor: int, index: int) -> Place | None:
-        frame = self._places[tensor].frames.get(index)
+        frame = self._places(tensor).frames.get(index)
         return Place(self._stores[frame.store], frame.there) if isinstance(frame, InPlace) else None
 
     def _before(self, tensor: int, index: int) -> Place | None:
         """What a delta of the frame is decoded against."""
-        frame = self._places[tensor].frames.get(index)
+        frame = self._places(tensor).frames.get(index)
         if not isinstance(frame, Strewn):
             return self._in_place(tensor, index)
         shadow = self._shadows.get((tensor, index))
@@ -208,11 +212,13 @@ class HostMemory:
         """Add what changes in a tensor, if anything does."""
         if not in_place and not strewn:
             return
-        spec, places = self.table.tensors[tensor], self._places[tensor]
+        spec, places = self.table.tensors[tensor], self._places(tensor)
         digests: dict[int, Digest] = {}
+        held: dict[int, Place] = {}
         for frame in in_place:
             lies = places.frames[frame.frame]
             assert isinstance(lies, InPlace)
+            held[frame.frame] = Place(self._stores[lies.store], lies.there)
             digests[lies.part] = frame.digest_change
         of_frame: dict[int, StrewnChange] = {}
         for frame in strewn:
@@ -229,11 +235,11 @@ class HostMemory:
             sum(int(frame.positions.size) for frame in in_place),
             total(frame.digest_change for frame in in_place),
         )
-        changes.append(_Change(tensor, whole, of_frame, digests))
+        changes.append(_Change(tensor, whole, held, of_frame, digests))
 
     def _write(self, change: _Change, *, undo: bool) -> None:
-        spec, in_place = self.table.tensors[change.tensor], partial(self._in_place, change.tensor)
-        delta.scatter(spec, self.tiling, in_place, change.in_place, undo=undo)
+        spec = self.table.tensors[change.tensor]
+        delta.scatter(spec, self.tiling, change.places.get, change.in_place, undo=undo)
         for index, strewn in change.strewn.items():
             for write in strewn.writes:
                 self._stores[write.store][write.places] = write.old if undo else write.new
@@ -242,8 +248,8 @@ class HostMemory:
                 self._shadows[change.tensor, index][shadow.positions] = shadow.old if undo else shadow.new
 
     def _stands(self, change: _Change, *, undo: bool) -> bool:
-        spec, in_place = self.table.tensors[change.tensor], partial(self._in_place, change.tensor)
-        if not delta.read_back(spec, self.tiling, in_place, change.in_place, undo=undo):
+        spec = self.table.tensors[change.tensor]
+        if not delta.read_back(spec, self.tiling, change.places.get, change.in_place, undo=undo):
             return False
         for index, strewn in change.strewn.items():
             for write in strewn.writes:

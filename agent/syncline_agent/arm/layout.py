@@ -92,9 +92,15 @@ class Layout:
     def is_whole(self) -> bool:
         """Whether every unit of every tensor is held."""
         return all(
-            sum(band.high - band.low for band in held) == (shape_of(spec)[held[0].axis] if held else spec.units)
-            for spec, held in zip(self.table.tensors, self.bands, strict=True)
+            spec.units == 0 or (bool(self.bands[tensor]) and not self.holds_part(tensor))
+            for tensor, spec in enumerate(self.table.tensors)
         )
+
+    def holds_part(self, tensor: int) -> bool:
+        """Whether some units of the tensor are held and others are not."""
+        held = self.bands[tensor]
+        indices = sum(band.high - band.low for band in held)
+        return bool(held) and indices < shape_of(self.table.tensors[tensor])[held[0].axis]
 
     @property
     def all_bands(self) -> Iterator[Band]:

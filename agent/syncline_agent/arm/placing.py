@@ -7,6 +7,7 @@ block. It reads no memory and knows no deltas.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -99,8 +100,15 @@ def place(layout: Layout, tensor: int, tiling: Tiling) -> Places:
     axis = split_axis(spec)
     if prod(shape[:axis]) != grid.outer or shape[axis] != grid.axis:
         axis = 0  # the grid took it instead
-    for index in range(grid.count):
+    across = _Across(shape, axis, blocks)
+    for index in _meeting(grid, axis, blocks):
         frame = grid.frame(index)
+        evenly = across.find(frame, grid)
+        if evenly is not None:
+            band = _band(bands, evenly[0].start)
+            frames[index] = InPlace(index, frame, len(parts), evenly[0].store, evenly[1])
+            parts.append(Part(index, band, frame.units))
+            continue
         found = [
             (_band(bands, start), start, size, block)
             for low, high in _boxes(shape, axis, grid, frame)
@@ -108,30 +116,11 @@ def place(layout: Layout, tensor: int, tiling: Tiling) -> Places:
             if (box := _common(low, high, block)) is not None
             for start, size in [box]
         ]
-        if not found:
-            continue
-        first = len(parts)
-        held = sorted({band for band, *_ in found})
-        part_of = {band: first + n for n, band in enumerate(held)}
-        parts += [Part(index, band, sum(prod(s) for b, _, s, _ in found if b == band)) for band in held]
-        there = _in_place(frame, found[0][-1], shape, axis, found)
-        if there is not None:
-            frames[index] = InPlace(index, frame, first, found[0][-1].store, there)
-            continue
-        strides = _position_strides(frame, shape, axis)
-        spots = [
-            Spot(
-                part_of[band],
-                start,
-                size,
-                block.store,
-                _base(block, start),
-                block.strides,
-                _dot(start, strides) - frame.base,
-            )
-            for band, start, size, block in found
-        ]
-        frames[index] = Strewn(index, frame, strides, spots)
+        if found:
+            first = len(parts)
+            held = sorted({band for band, *_ in found})
+            parts += [Part(index, band, sum(prod(s) for b, _, s, _ in found if b == band)) for band in held]
+            frames[index] = _placed(index, frame, shape, axis, first, held, found)
     return Places(frames, parts)
 
 
@@ -161,8 +150,78 @@ def rows_in_tensor(shape: Sequence[int], spot: Spot) -> Iterator[Frame]:
     return rows(_dot(spot.start, strides), spot.size, strides)
 
 
+class _Across:
+    """Blocks that are whole but along the axis of the frames: most are, and where their frames lie needs no boxes."""
+
+    def __init__(self, shape: Sequence[int], axis: int, blocks: Sequence[Block]) -> None:
+        rest = [dimension for dimension in range(len(shape)) if dimension != axis]
+        whole = [block for block in blocks if all(block.size[d] == shape[d] for d in rest)]
+        self._axis = axis
+        self._blocks = sorted(whole, key=lambda block: block.start[axis])
+        self._starts = [block.start[axis] for block in self._blocks]
+        self._rows: dict[tuple[int, int], Frame | None] = {}
+        """By block and indices of the axis: how a frame lies that begins at the block's first unit."""
+
+    def find(self, frame: Frame, grid: FrameGrid) -> tuple[Block, Frame] | None:
+        """The block that holds the frame, and its rows there; None where it is not so simple."""
+        if grid.pieces > 1:
+            return None
+        axis, low, count = self._axis, frame.base // grid.inner, frame.length // grid.inner
+        place = bisect_right(self._starts, low) - 1
+        if place < 0 or low + count > self._starts[place] + self._blocks[place].size[axis]:
+            return None
+        block = self._blocks[place]
+        if (place, count) not in self._rows:
+            size = (*block.size[:axis], count, *block.size[axis + 1 :])
+            first = next(rows(0, size, block.strides))
+            self._rows[place, count] = first if first.units == frame.units else None
+        lies = self._rows[place, count]
+        if lies is None:
+            return None
+        base = block.offset + (low - self._starts[place]) * block.strides[axis]
+        return block, Frame(base, lies.runs, lies.length, lies.stride)
+
+
+def _meeting(grid: FrameGrid, axis: int, blocks: Sequence[Block]) -> list[int]:
+    """Indices of the frames that may meet a block, ascending."""
+    cuts: set[int] = set()
+    for low, high in {(block.start[axis], block.start[axis] + block.size[axis]) for block in blocks}:
+        first, last = low * grid.bands // grid.axis - 1, high * grid.bands // grid.axis + 1
+        cuts.update(range(max(0, first), min(grid.bands, last + 1)))
+    return [cut * grid.pieces + piece for cut in sorted(cuts) for piece in range(grid.pieces)]
+
+
 _Found = tuple[int, tuple[int, ...], tuple[int, ...], Block]
 """Band, start, size and block of a box."""
+
+
+def _placed(
+    index: int,
+    frame: Frame,
+    shape: Sequence[int],
+    axis: int,
+    first: int,
+    held: Sequence[int],
+    found: Sequence[_Found],
+) -> InPlace | Strewn:
+    """The frame of these boxes; its parts begin at `first`, one for each band that is held."""
+    there = _in_place(frame, found[0][-1], shape, axis, found)
+    if there is not None:
+        return InPlace(index, frame, first, found[0][-1].store, there)
+    strides = _position_strides(frame, shape, axis)
+    spots = [
+        Spot(
+            first + held.index(band),
+            start,
+            size,
+            block.store,
+            _base(block, start),
+            block.strides,
+            _dot(start, strides) - frame.base,
+        )
+        for band, start, size, block in found
+    ]
+    return Strewn(index, frame, strides, spots)
 
 
 def _in_place(frame: Frame, block: Block, shape: Sequence[int], axis: int, found: Sequence[_Found]) -> Frame | None:
