@@ -429,6 +429,28 @@ def test_what_ranks_stage_leads_to_the_version_or_nothing_is_written(
     assert is_proven(server, 1)
 
 
+def test_a_tensor_that_no_rank_holds_is_named_before_anything_is_written(
+    run: WeightRun,
+    server: ArmServer,
+    join: Callable[..., Rank],
+    join_gate: Callable[..., tuple[Gate, ArmClient]],
+    ask: Ask,
+    tmp_path: Path,
+) -> None:
+    gate, _ = join_gate(2)
+    lacking = [
+        Layout.of(run.table, [b for h in layout_of(run, n, 2).blocks for b in h if b.store < 4]) for n in range(2)
+    ]  # the last, a scalar, is in nobody's memory
+    ranks = [join(n, 2, layout=lacking[n]) for n in range(2)]
+    assert server.wait_connected(10)
+    assert "what the ranks hold sums to" in str(server.describe().error)
+    assert gate.serves is None
+    run.checkpoint(tmp_path / "whole", 2)
+    with pytest.raises(LayoutRefused, match=r"no rank holds f\.scalar; nothing was written"):
+        server.stage(ask(1, 2, checkpoint=tmp_path / "whole"))
+    assert all(rank.holds(run.weights(1)) for rank in ranks)
+
+
 # --- a rank fails ------------------------------------------------------------------------------------------------------
 
 

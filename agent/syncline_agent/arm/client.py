@@ -88,6 +88,8 @@ class ArmClient:
         self._token_file = token_file or socket_path.parent / TOKEN_FILE
         self._stopping = threading.Event()
         self._saying = threading.Lock()
+        self._said: messages.State | None = None
+        """On this connection."""
         self._channel: Channel | None = None
         self._connection = "connecting"
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="arm-calls")
@@ -145,7 +147,10 @@ class ArmClient:
 
     def _say_state(self, channel: Channel) -> None:
         with self._saying:  # what is said last is what was seen last
-            channel.send(self._answerer.state())
+            state = self._answerer.state()
+            if state != self._said:
+                channel.send(state)
+                self._said = state
 
     def _listen(self) -> None:
         tries = 0
@@ -192,7 +197,8 @@ class ArmClient:
         try:
             connected.connect(str(self._path))
             channel = Channel(connected)
-            channel.send(self._hello())
+            hello = self._hello()
+            channel.send(hello)
             answer = channel.receive(timeout_s=HANDSHAKE_TIMEOUT_S)
             if isinstance(answer, messages.Refused):
                 raise ProtocolViolation(answer.message)
@@ -201,6 +207,8 @@ class ArmClient:
         except BaseException:
             connected.close()
             raise
+        with self._saying:
+            self._said = hello.state
         return channel
 
     def _hello(self) -> messages.Hello:

@@ -16,6 +16,7 @@ from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
 from syncline_agent.arm import messages
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.messages import Answer, Call, Hello, State
+from syncline_agent.arm.parts import named_bands
 
 _A = TypeVar("_A", bound=Answer)
 
@@ -25,6 +26,8 @@ class Arm:
 
     def __init__(self, channel: Channel, hello: Hello) -> None:
         self.hello = hello
+        self.bands = named_bands(hello.holds)
+        """What it holds; None is the view whole."""
         self.state: State = hello.state
         self.digests: tuple[int, Sequence[str]] | None = None
         """What the bands' digests are and of which version; None while nobody knows."""

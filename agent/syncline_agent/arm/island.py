@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from syncline.errors import EngineUnavailable, ProtocolViolation
 from syncline_agent.arm.connected import Arm
-from syncline_agent.arm.parts import named_bands
 from syncline_agent.arm.proof import Shares
 
 LEAVING_S = 1.0
@@ -26,7 +25,7 @@ class Members:
         self.ranks = ranks
         """In order."""
         self.gate = gate
-        self.shares = Shares([named_bands(rank.hello.holds) for rank in ranks])
+        self.shares = Shares([rank.bands for rank in ranks])
         self.error: str | None = None
         """What is wrong with what they hold together, in words."""
         self.withheld = False

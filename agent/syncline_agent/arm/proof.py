@@ -6,20 +6,21 @@ Pure. It says who differs from whom; what is done about it is decided by who ask
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from syncline.errors import DigestMismatch, LayoutRefused, ProtocolViolation
+from syncline.wire import dtypes
 from syncline.wire.digest import Digest
+from syncline.wire.tensors import TensorTable
 
 LANES = np.dtype("<u8")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedBand:
-    """Units [low, high) of one axis of a tensor, whole in every other."""
+class NamedBand(NamedTuple):
+    """Units [low, high) of one axis of a tensor, whole in every other. A tuple: there may be a hundred thousand."""
 
     tensor: str
     axis: int
@@ -30,8 +31,7 @@ class NamedBand:
         return f"{self.tensor}, indices {self.low} to {self.high - 1} of axis {self.axis}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A band of a rank, by its number in what the rank holds."""
 
     rank: int
@@ -74,7 +74,7 @@ class Shares:
                 else:
                     self._copies.append((owner, place))
         for bands in of_tensor.values():
-            bands.sort(key=lambda band: (band.axis, band.low))
+            bands.sort()
             for one, next_one in pairwise(bands):
                 if one.axis != next_one.axis or next_one.low < one.high:
                     ranks = owners[one].rank, owners[next_one].rank
@@ -103,3 +103,26 @@ class Shares:
         counted = "".join(told[rank][number] for rank, numbers in enumerate(self._counted) for number in numbers)
         lanes = np.frombuffer(bytes.fromhex(counted), LANES).reshape(-1, 2).sum(axis=0, dtype=LANES)
         return Digest(int(lanes[0]), int(lanes[1]))
+
+    def missing(self, table: TensorTable) -> str | None:
+        """What of the table's tensors no rank holds, by name; None when all is held."""
+        if self.is_whole:
+            return None
+        held: dict[str, list[tuple[int, int, int]]] = {}
+        for rank, numbers in enumerate(self._counted):
+            for number in numbers:
+                band = (self._holds[rank] or ())[number]
+                held.setdefault(band.tensor, []).append((band.axis, band.low, band.high))
+        for spec in table.tensors:
+            bands = sorted(held.get(spec.name, []))
+            if spec.units and not bands:
+                return spec.name
+            at = 0
+            for axis, low, high in [
+                *bands,
+                *((axis, dtypes.unit_shape(spec.dtype, spec.shape)[axis], 0) for axis, _, _ in bands[:1]),
+            ]:
+                if low != at:
+                    return str(NamedBand(spec.name, axis, at, low))
+                at = high
+        return None

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
-from syncline.errors import DigestMismatch, EngineUnavailable, SynclineError
+from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused, SynclineError
+from syncline.wire.tensors import TensorTable
 from syncline_agent.arm import messages
 from syncline_agent.arm.connected import ask_all
 from syncline_agent.arm.island import Island, Members
@@ -63,8 +64,8 @@ def checked(members: Members) -> Applied | None:
 
 
 def check_staged(members: Members, request: StageRequest, answers: Sequence[messages.Staged]) -> None:
-    """What all ranks staged is the target: DigestMismatch, naming who differs. Ranks that hold it whole have seen to it
-    themselves."""
+    """What all ranks staged is the target: DigestMismatch, naming who differs, LayoutRefused for what nobody holds. Ranks
+    that hold it whole have seen to it themselves."""
     changed = [answer.changed for answer in answers]
     if members.shares.is_whole:
         if len(set(changed)) != 1 and request.checkpoint is None:
@@ -72,6 +73,9 @@ def check_staged(members: Members, request: StageRequest, answers: Sequence[mess
         return
     found = members.shares.total([answer.digests for answer in answers]).hex
     if found != request.target_digest:
+        missing = members.shares.missing(TensorTable.parse(request.table.read_bytes(), what=str(request.table)))
+        if missing is not None:
+            raise LayoutRefused(f"no rank holds {missing}; nothing was written, and this engine cannot be proven")
         raise DigestMismatch(
             f"what the ranks staged leads to digest {found}, version {request.target} has {request.target_digest};"
             " nothing was written"
