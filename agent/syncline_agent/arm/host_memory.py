@@ -30,8 +30,8 @@ from syncline_agent.arm.strewn import StrewnChange, change_strewn, collect, dige
 
 Units = NDArray[Any]
 """A flat, contiguous row of unsigned units (wire.dtypes)."""
-_PLACED = 32
-"""Tensors whose frames' places are remembered: those of a large model would take as much memory as small deltas do."""
+_PLACED = 1024
+"""Tensors whose frames' places are remembered: hundreds of bytes a frame, too much for a hundred thousand experts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,26 +91,29 @@ def _sum_words_kernel(words, low, s1, s2):
 def _sum_rows_kernel(words, base, length, stride, first, row, apart, units, scale, s1, s2):
     lane1 = np.uint64(0)
     lane2 = np.uint64(0)
-    done = np.int64(0)
-    while done < units:
-        here, there = done % length, done % row
-        at = np.int64((base + done // length * stride + here) * scale)
-        place = np.uint64((first + done // row * apart + there) * scale)
-        low, high = np.uint32(place), np.uint32(place >> np.uint64(32))
+    at, left = base * scale, length * scale  # in the store: where, and how much of its row is left
+    place, rest = first * scale, row * scale  # the same in the tensor
+    todo = units * scale
+    while todo > 0:
+        low, high = np.uint32(place), np.uint32(place >> 32)
         # As in `digest_units`: the high half of the position is folded into the seeds, so no stretch goes beyond it.
-        count = min(length - here, row - there, units - done) * scale
-        count = min(count, np.int64(4294967296) - np.int64(low))
+        count = min(left, rest, todo, 4294967296 - np.int64(low))
         t1 = np.uint32(s1 + np.uint32(high * _H1))
         t2 = np.uint32(s2 + np.uint32(high * _H2))
-        stretch = words[at : at + count]
         for i in range(count):
-            b = np.uint32(stretch[i])
+            b = np.uint32(words[np.uint64(at + i)])
             p = np.uint32(low + np.uint32(i))
             x1 = _mix(np.uint32(np.uint32(p * _A1) + np.uint32(b * _B1) + t1), _M1)
             x2 = _mix(np.uint32(np.uint32(p * _A2) + np.uint32(b * _B2) + t2), _M2)
             lane1 += (np.uint64(x2) << np.uint64(32)) | np.uint64(x1)
             lane2 += np.uint64(x1) * np.uint64(x2)
-        done += count // scale
+        todo -= count
+        at, left = at + count, left - count
+        place, rest = place + count, rest - count
+        if left == 0:
+            at, left = at + (stride - length) * scale, length * scale
+        if rest == 0:
+            place, rest = place + (apart - row) * scale, row * scale
     return lane1, lane2
 
 
