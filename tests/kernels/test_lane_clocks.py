@@ -19,6 +19,9 @@ dtypes = pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3", "I16
 
 WIDTHS = np.random.default_rng(0).integers(0, 1 << 18, 256).astype(np.uint32)
 WIDTHS[::5] = 1 << 18  # the widest that a table may have
+NARROW = WIDTHS.copy()
+NARROW[:90], NARROW[150:] = 1 << 18, 0  # other widths in 60 contexts alone, as tables of floating-point weights are
+wide_and_narrow = pytest.mark.parametrize("widths", [WIDTHS, NARROW], ids=["wide", "narrow"])
 
 
 def random_units(alphabet: Alphabet, size: int) -> Units:
@@ -35,19 +38,59 @@ if vectors.has_byte_permutes():
     SUMS.append(lane_clocks.vector_sums)
 
 
+def test_a_window_is_where_the_widths_differ() -> None:
+    assert -1 == lane_clocks.window(WIDTHS)
+    for first, last in ((0, 62), (1, 62), (90, 150), (150, 211), (193, 255)):
+        widths = np.full(256, 7, np.uint32)
+        widths[first : last + 1] = np.arange(first, last + 1) + 100
+        low = lane_clocks.window(widths)
+        assert 0 <= low <= 192
+        assert all(widths[context] == widths[min(max(context, low), low + 63)] for context in range(256))
+        widths[(first + 64) % 256] = 9
+        assert -1 == lane_clocks.window(widths)
+
+
 @dtypes
+@wide_and_narrow
 @pytest.mark.parametrize("sums_of", SUMS, ids=lambda f: f.__name__)
-def test_sums_of_pieces_are_those_of_their_units(dtype: str, sums_of: Any) -> None:
+def test_sums_of_pieces_are_those_of_their_units(dtype: str, widths: Any, sums_of: Any) -> None:
     alphabet = ALPHABETS[dtype]
     units = random_units(alphabet, 37 * alphabet.piece)
-    expected = WIDTHS[contexts_of(alphabet, units)].reshape(-1, alphabet.piece).sum(1)
+    expected = widths[contexts_of(alphabet, units)].reshape(-1, alphabet.piece).sum(1)
     sums = np.full(40, 77, np.uint32)
     done = sums_of(
-        units, alphabet.piece, 36, WIDTHS, vectors.planes(WIDTHS), sums, alphabet.shift, alphabet.mask, alphabet.piece
-    )
+        units, alphabet.piece, 36, widths, vectors.planes(widths), lane_clocks.window(widths), sums, alphabet.shift,
+        alphabet.mask, alphabet.piece,
+    )  # fmt: skip
     assert 36 - done < 8
     assert expected[1 : 1 + done].tolist() == sums[:done].tolist()
     assert [77] * (40 - done) == sums[done:].tolist()
+
+
+RUNNING: list[Any] = [lane_clocks.plain_running_sums]
+if vectors.has_byte_permutes():
+    RUNNING.append(lane_clocks.vector_running_sums)
+
+
+@dtypes
+@wide_and_narrow
+@pytest.mark.parametrize("running_sums", RUNNING, ids=lambda f: f.__name__)
+def test_running_sums_of_a_piece_are_those_of_its_units(dtype: str, widths: Any, running_sums: Any) -> None:
+    alphabet = ALPHABETS[dtype]
+    shift, mask, piece = alphabet.shift, alphabet.mask, alphabet.piece
+
+    @numba.njit
+    def within(units: Any, at: Any, widths: Any, tables: Any, low: Any, sums: Any, limit: Any) -> Any:
+        return running_sums(units, at, widths, tables, low, sums, limit, shift, mask, piece)
+
+    units = random_units(alphabet, 4 * piece - 1)
+    for at in (0, piece, 3 * piece):  # the last one is short
+        expected = np.cumsum(widths[contexts_of(alphabet, units[at : at + piece])]).tolist()
+        for limit in (0, expected[0], expected[1], expected[1] - 1, expected[-1] - 1):
+            sums = np.zeros(1 + piece, np.int32)
+            found = within(units, at, widths, vectors.planes(widths), lane_clocks.window(widths), sums, limit)
+            assert sum(total <= limit for total in expected) == found
+            assert [0, *expected] == sums[: 1 + len(expected)].tolist()
 
 
 @dtypes
@@ -57,7 +100,7 @@ def test_clocks_of_a_block_are_sums_along_its_lanes(dtype: str, lanes: int, shor
     alphabet = ALPHABETS[dtype]
     block = ROWS * lanes * alphabet.piece
     units = random_units(alphabet, 2 * block - min(short, block - 1))
-    clocks = np.full(lanes * STRIDE, FAR, np.int32)
+    clocks = lane_clocks.clocks_for(lanes)
     sums = np.empty(ROWS * LANES, np.uint32)
     for start in (0, block):
         part = units[start : start + block]
@@ -65,10 +108,10 @@ def test_clocks_of_a_block_are_sums_along_its_lanes(dtype: str, lanes: int, shor
             part, lanes=lanes, piece=alphabet.piece, contexts=contexts_of(alphabet, part), widths=WIDTHS
         )
         lane_clocks.fill(
-            clocks, units, start, lanes, WIDTHS, vectors.planes(WIDTHS), sums, alphabet.shift, alphabet.mask,
-            alphabet.piece,
+            clocks, units, start, lanes, WIDTHS, vectors.planes(WIDTHS), lane_clocks.window(WIDTHS), sums,
+            alphabet.shift, alphabet.mask, alphabet.piece,
         )  # fmt: skip
-        found = clocks.reshape(lanes, STRIDE)
+        found = clocks[: lanes * STRIDE].reshape(lanes, STRIDE)
         rows = expected.shape[1]
         assert np.array_equal(expected, found[:, :rows])
         assert np.all(found[:, rows : ROWS + 1] == expected[:, -1:])
@@ -88,8 +131,9 @@ def test_clocks_at_changes_are_those_of_a_walk_over_every_unit(dtype: str, size:
         )
         clocks, tails = np.empty(positions.size, np.int64), np.empty(lanes, np.int64)
         fullest, horizons = clock_encoding.clocks(alphabet)(
-            units, positions, WIDTHS, vectors.planes(WIDTHS), 16, lane_bits, clocks, tails
-        )
+            units, positions, WIDTHS, vectors.planes(WIDTHS), 16, lane_bits, clocks, tails,
+            *clock_encoding.scratch(alphabet, lanes),
+        )  # fmt: skip
         assert expected == (clocks.tolist(), tails.tolist())
         assert max(np.bincount(positions // alphabet.piece % lanes, minlength=lanes)) == fullest
         assert sum(clock >> 18 for clock in (*clocks.tolist(), *tails.tolist())) == horizons

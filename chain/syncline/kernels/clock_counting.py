@@ -69,7 +69,7 @@ def _of_symbols(unit) -> Signature:
 @cache
 def count_units(alphabet: Alphabet) -> Callable[..., Any]:
     """Compiled loop; see `_units_kernel`."""
-    return compiled(_units_kernel(alphabet), _of_units)(alphabet.unit)
+    return compiled(_units_kernel(alphabet), _of_units, allocates=True)(alphabet.unit)
 
 
 @cache

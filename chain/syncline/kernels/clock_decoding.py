@@ -15,6 +15,7 @@ from typing import Any
 
 import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
 from syncline.kernels.clock import (
     COUNT,
@@ -33,8 +34,19 @@ from syncline.kernels.clock import (
     share,
     target,
 )
-from syncline.kernels.compiling import INT, U8, U16, U32, Signature, array, compiled
-from syncline.kernels.lane_clocks import FAR, LANES, ROWS, STRIDE, context, fill, row_beyond
+from syncline.kernels.compiling import I32, INT, U8, U16, U32, U64, Signature, array, compiled
+from syncline.kernels.lane_clocks import (
+    LANES,
+    ROWS,
+    STRIDE,
+    clocks_for,
+    context,
+    fetch_ahead,
+    fill,
+    row_beyond,
+    running_sums,
+    window,
+)
 from syncline.kernels.vectors import ones
 
 _STATE, _PLACE, _END, _AIM, _ORIGIN, _ROW, _CLOCK, _UNIT = (np.uint64(n) for n in range(8))
@@ -65,7 +77,8 @@ def _decode_kernel(alphabet: Alphabet):
     shift, mask, piece = alphabet.shift, alphabet.mask, alphabet.piece
     top = 1 << (bits - 1)
 
-    def kernel(base, widths, tables, lists, guides, entries, z, words, ends, lane_bits, positions, values):
+    def kernel(base, widths, tables, lists, guides, entries, z, words, ends, lane_bits, positions, values,
+        clocks, sums, within, books, active, marks, ranks, met, became):  # fmt: skip
         """Changes of a frame, in frame order. `ends` holds where each lane's words begin, then where the last one's end.
 
         A context's list has 64 guides: where in `entries` to begin looking for a slot of that 64th. An entry is start |
@@ -75,24 +88,18 @@ def _decode_kernel(alphabet: Alphabet):
         horizon = np.int64(4) << z
         slots = (np.int64(16) << z) - 1
         missed = np.int64(1) << z
-        clocks, sums = np.full(lanes * STRIDE, FAR, np.int32), np.empty(ROWS * LANES, np.uint32)
-        books = np.zeros(LANES * _BOOK, np.int64)
-        active = np.empty(LANES, np.int64)
         for lane in range(lanes):
             x, at = _refill(np.int64(0), words, ends[lane], ends[lane + 1])
             book = np.uint64(lane * _BOOK)
             books[book + _STATE], books[book + _PLACE], books[book + _END] = x, at, ends[lane + 1]
             books[book + _AIM] = target(x & slots, z)
         block = ROWS * lanes * piece
-        marks = np.zeros(block // 64, np.uint64)  # a bit for each changed unit of the block
-        ranks = np.empty(block // 64, np.int64)
-        most = min(block, positions.size)
-        met = np.empty(most, np.uint32)  # changes of the block as they come: the lanes take turns
-        became = np.empty(most, values.dtype)
         found = 0
+        narrow = window(widths)
         for start in range(0, base.size, block):
-            fill(clocks, base, start, lanes, widths, tables, sums, shift, mask, piece)
+            fill(clocks, base, start, lanes, widths, tables, narrow, sums, shift, mask, piece)
             here = 0
+            ahead = start + block
             for lane in range(lanes):
                 active[lane] = lane
                 books[np.uint64(lane * _BOOK) + _ROW] = 0
@@ -112,23 +119,10 @@ def _decode_kernel(alphabet: Alphabet):
                     book = np.uint64(lane * _BOOK)
                     aim, row = books[book + _AIM], books[book + _ROW]
                     first = start + ((row << lane_bits) + lane) * piece
+                    ahead = fetch_ahead(base, ahead, piece)
                     clock = np.int64(clocks[np.uint64(lane * STRIDE + row)])
-                    close = clock
-                    count = 0
-                    if first + piece <= base.size:
-                        at = np.uint64(first)
-                        for j in range(piece):
-                            close += np.int64(widths[context(base[at + np.uint64(j)], shift, mask)])
-                            before = close <= aim
-                            clock = close if before else clock
-                            count += before
-                    else:
-                        for unit in range(first, base.size):
-                            close += np.int64(widths[context(base[np.uint64(unit)], shift, mask)])
-                            if close <= aim:
-                                clock = close
-                                count += 1
-                    books[book + _CLOCK] = clock
+                    count = running_sums(base, first, widths, tables, narrow, within, aim - clock, shift, mask, piece)
+                    books[book + _CLOCK] = clock + np.int64(within[np.uint64(count)])
                     books[book + _UNIT] = min(first + count, base.size - 1) - start
                 for turn in range(left):
                     lane = active[np.uint64(turn)]
@@ -237,9 +231,23 @@ def _decode_kernel(alphabet: Alphabet):
 
 
 def _of_decode(unit) -> Signature:
+    clocks, numbers = array(I32, writable=True), array(INT, writable=True)
     return (
         array(unit), array(U32), array(U8), array(U32), array(U32), array(U32), INT, array(U16), array(INT), INT,
         array(U32, writable=True), array(unit, writable=True),
+        clocks, array(U32, writable=True), clocks, numbers, numbers, array(U64, writable=True), numbers,
+        array(U32, writable=True), array(unit, writable=True),
+    )  # fmt: skip
+
+
+def scratch(alphabet: Alphabet, lanes: int, changed: int) -> tuple[NDArray[Any], ...]:
+    """What the loop works in, for a frame of so many lanes and changes."""
+    block = ROWS * lanes * alphabet.piece
+    most = min(block, changed)
+    return (
+        clocks_for(lanes), np.empty(ROWS * LANES, np.uint32), np.zeros(1 + alphabet.piece, np.int32),
+        np.zeros(LANES * _BOOK, np.int64), np.empty(LANES, np.int64), np.zeros(block // 64, np.uint64),
+        np.empty(block // 64, np.int64), np.empty(most, np.uint32), np.empty(most, alphabet.unit),
     )  # fmt: skip
 
 

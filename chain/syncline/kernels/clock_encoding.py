@@ -11,10 +11,21 @@ from typing import Any
 
 import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
 from syncline.kernels.clock import ESCAPE, UNCODABLE, VALUE_BITS, Alphabet, share, symbol_of
-from syncline.kernels.compiling import INT, U8, U16, U32, Signature, array, compiled
-from syncline.kernels.lane_clocks import FAR, LANES, ROWS, STRIDE, context, fill
+from syncline.kernels.compiling import I32, INT, U8, U16, U32, Signature, array, compiled
+from syncline.kernels.lane_clocks import (
+    LANES,
+    ROWS,
+    STRIDE,
+    clocks_for,
+    context,
+    fetch_ahead,
+    fill,
+    running_sums,
+    window,
+)
 
 
 @nb.njit(inline="always")
@@ -36,20 +47,19 @@ def _put(x, frequency, start, bits, words, at):
 def _clocks_kernel(alphabet: Alphabet):
     shift, mask, piece = alphabet.shift, alphabet.mask, alphabet.piece
 
-    def kernel(base, positions, widths, tables, z, lane_bits, clocks, tails):
+    def kernel(base, positions, widths, tables, z, lane_bits, clocks, tails, at_row, sums, within, origins, changes):
         """The clock of its lane since the change before, at each change in frame order; and since the last one, a lane.
 
         Returns how many changes the fullest lane has, and how many horizons all clocks passed.
         """
         lanes = 1 << lane_bits
-        at_row, sums = np.full(lanes * STRIDE, FAR, np.int32), np.empty(ROWS * LANES, np.uint32)
-        origins = np.zeros(LANES, np.int64)
-        changes = np.zeros(LANES, np.int64)
         block = ROWS * lanes * piece
         done = 0
         horizons = 0
+        narrow = window(widths)
         for start in range(0, base.size, block):
-            fill(at_row, base, start, lanes, widths, tables, sums, shift, mask, piece)
+            fill(at_row, base, start, lanes, widths, tables, narrow, sums, shift, mask, piece)
+            ahead = start + block
             while done < positions.size and np.int64(positions[np.uint64(done)]) < start + block:
                 position = np.int64(positions[np.uint64(done)])
                 number = (position - start) // piece
@@ -57,17 +67,14 @@ def _clocks_kernel(alphabet: Alphabet):
                 at_lane = np.uint64(lane)
                 clock = np.int64(at_row[np.uint64(lane * STRIDE + (number >> lane_bits))])
                 first = start + number * piece
-                if first + piece <= base.size:  # all units, and only those before count: no branch to guess
-                    for j in range(piece):
-                        width = np.int64(widths[context(base[np.uint64(first + j)], shift, mask)])
-                        clock += width if first + j < position else np.int64(0)
-                else:
-                    for at in range(first, position):
-                        clock += np.int64(widths[context(base[at], shift, mask)])
+                ahead = fetch_ahead(base, ahead, piece)
+                unit = np.uint64(position - first)
+                running_sums(base, first, widths, tables, narrow, within, np.int64(0), shift, mask, piece)
+                clock += np.int64(within[unit])
                 past = clock - origins[at_lane]
                 clocks[np.uint64(done)] = past
                 horizons += past >> (z + 2)
-                origins[at_lane] = clock + np.int64(widths[context(base[np.uint64(position)], shift, mask)])
+                origins[at_lane] = clock + np.int64(within[unit + np.uint64(1)] - within[unit])
                 changes[at_lane] += 1
                 done += 1
             for lane in range(lanes):
@@ -75,7 +82,10 @@ def _clocks_kernel(alphabet: Alphabet):
         for lane in range(lanes):
             tails[lane] = -origins[lane]
             horizons += -origins[lane] >> (z + 2)
-        return changes.max(), horizons
+        fullest = np.int64(0)
+        for lane in range(lanes):
+            fullest = max(fullest, changes[lane])
+        return fullest, horizons
 
     return kernel
 
@@ -150,7 +160,30 @@ def _encode_kernel(alphabet: Alphabet):
 
 def _of_clocks(unit) -> Signature:
     out = array(INT, writable=True)
-    return (array(unit), array(U32), array(U32), array(U8), INT, INT, out, out)
+    clocks = array(I32, writable=True)
+    return (
+        array(unit),
+        array(U32),
+        array(U32),
+        array(U8),
+        INT,
+        INT,
+        out,
+        out,
+        clocks,
+        array(U32, writable=True),
+        clocks,
+        out,
+        out,
+    )
+
+
+def scratch(alphabet: Alphabet, lanes: int) -> tuple[NDArray[Any], ...]:
+    """What `clocks` works in, for a frame of so many lanes."""
+    return (
+        clocks_for(lanes), np.empty(ROWS * LANES, np.uint32), np.zeros(1 + alphabet.piece, np.int32),
+        np.zeros(LANES, np.int64), np.zeros(LANES, np.int64),
+    )  # fmt: skip
 
 
 def _of_encode(unit) -> Signature:

@@ -19,6 +19,7 @@ from numba import types
 Signature = tuple[Any, ...]
 
 INT = types.int64
+I32 = types.int32
 U8 = types.uint8
 U16 = types.uint16
 U32 = types.uint32
@@ -34,21 +35,25 @@ def array(unit: Any, *, writable: bool = False) -> Any:
 
 
 def compiled(
-    function: Callable[..., Any], signature: Callable[[Any], Signature]
+    function: Callable[..., Any], signature: Callable[[Any], Signature], *, allocates: bool = False
 ) -> Callable[[np.dtype[Any]], Callable[..., Any]]:
     """The machine code of `function` for a unit width, made at its first use. It releases the GIL and checks no bounds."""
 
     @cache
     def of(dtype: np.dtype[Any]) -> Callable[..., Any]:
-        return compiled_as(_named(function, dtype), signature(numba.from_dtype(dtype)))
+        return compiled_as(_named(function, dtype), signature(numba.from_dtype(dtype)), allocates=allocates)
 
     return of
 
 
 @cache
-def compiled_as(function: Callable[..., Any], arguments: Signature) -> Callable[..., Any]:
-    """The machine code of `function` for these argument types, likewise."""
-    options = {"nogil": True, "error_model": "numpy"}
+def compiled_as(function: Callable[..., Any], arguments: Signature, *, allocates: bool = False) -> Callable[..., Any]:
+    """The machine code of `function` for these argument types, likewise.
+
+    One that makes no arrays is compiled without counting references: the compiler counts them anew wherever a loop hands an array to a
+    function, and that may take longer than the function.
+    """
+    options = {"nogil": True, "error_model": "numpy", "_nrt": allocates}
     try:
         return numba.njit([arguments], cache=True, **options)(function)
     except (RuntimeError, OSError):

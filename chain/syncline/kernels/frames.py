@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.kernels.compiling import INT, U32, Signature, array, compiled
-from syncline.kernels.vectors import differing, lowest, ones
+from syncline.kernels.vectors import differing, lowest, ones, prefetch
 from syncline.wire.tiling import Frame
 
 Units = NDArray[np.unsignedinteger]
@@ -24,6 +24,11 @@ _BLOCK = 64
 """Units compared at once: a bit each in a word."""
 _USUAL = 2
 """Changes of a block that are written without looking whether there are so many: where few units change, most blocks have no more."""
+
+_RUNS_AHEAD = 4
+_SHORT = 4096
+"""Units of a run below which the next runs are asked for: across a band of columns the processor does not see by itself what comes."""
+_LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +49,9 @@ def view(flat: Units, frame: Frame) -> Units:
     check_inside(flat, frame)
     if frame.runs == 1:
         return flat[frame.base : frame.base + frame.length]
-    rows = np.lib.stride_tricks.as_strided(
-        flat[frame.base :],
-        shape=(frame.runs, frame.length),
-        strides=(frame.stride * flat.itemsize, flat.itemsize),
-        writeable=False,
-    )
-    return np.ascontiguousarray(rows).reshape(-1)  # rows of one unit would reshape to a view with gaps
+    whole = np.empty(frame.units, flat.dtype)
+    _gather(flat.dtype)(flat, whole, frame.base, frame.runs, frame.length, frame.stride)
+    return whole
 
 
 def difference(old: Units, new: Units, frame: Frame) -> Difference:
@@ -111,12 +112,27 @@ def _check(flat: Units, frame: Frame, positions: Positions, values: Units | None
         raise IndexError(f"{values.size} values of {values.dtype} for {positions.size} positions of {flat.dtype}")
 
 
+def _gather_kernel(flat, whole, base, runs, length, stride):
+    for run in range(runs):
+        row = base + run * stride
+        if length < _SHORT:
+            for line in range(0, length, _LINE // flat.itemsize):
+                prefetch(flat, row + _RUNS_AHEAD * stride + line)
+        for i in range(length):
+            whole[np.uint64(run * length + i)] = flat[np.uint64(row + i)]
+
+
 def _diff_kernel(old, new, base, runs, length, stride, positions, before, after):
     found = np.uint64(0)
     whole = length // _BLOCK * _BLOCK
+    ahead = _RUNS_AHEAD * stride if length < _SHORT else 0
     for run in range(runs):
         row = base + run * stride
         for start in range(0, whole, _BLOCK):
+            if ahead:
+                for line in range(0, _BLOCK, _LINE // old.itemsize):
+                    prefetch(old, row + start + ahead + line)
+                    prefetch(new, row + start + ahead + line)
             mask = differing(old, new, row + start)
             first = found
             found += np.uint64(ones(mask))
@@ -189,6 +205,10 @@ def _matches_kernel(flat, positions, values, base, length, stride):
     return differing
 
 
+def _of_gather(unit) -> Signature:
+    return (array(unit), array(unit, writable=True), INT, INT, INT, INT)
+
+
 def _of_diff(unit) -> Signature:
     out = array(unit, writable=True)
     return (array(unit), array(unit), INT, INT, INT, INT, array(U32, writable=True), out, out)
@@ -206,6 +226,7 @@ def _of_matches(unit) -> Signature:
     return (array(unit), array(U32), array(unit), INT, INT, INT)
 
 
+_gather = compiled(_gather_kernel, _of_gather)
 _diff = compiled(_diff_kernel, _of_diff)
 _take = compiled(_take_kernel, _of_take)
 _scatter = compiled(_scatter_kernel, _of_scatter)

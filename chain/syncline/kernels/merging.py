@@ -119,7 +119,7 @@ def merge(rows: Integers, raw: Integers, *, entry_cost: int, mantissas: Integers
     `raw` has the bits that follow each symbol, those of a whole unit for symbol 0.
     """
     labels = np.empty(rows.shape[0], np.int64)
-    compiled_as(_merge_kernel, (_ROWS, _ROW, INT, _ROW, array(INT, writable=True)))(
+    compiled_as(_merge_kernel, (_ROWS, _ROW, INT, _ROW, array(INT, writable=True)), allocates=True)(
         rows.copy(), raw, entry_cost, mantissas, labels
     )
     return labels
@@ -127,4 +127,4 @@ def merge(rows: Integers, raw: Integers, *, entry_cost: int, mantissas: Integers
 
 def bits(row: Integers, raw: Integers, *, entry_cost: int, mantissas: Integers) -> int:
     """Bits of a row's symbols under a list of its own, the list included."""
-    return int(compiled_as(_bits_kernel, (_ROW, _ROW, INT, _ROW))(row, raw, entry_cost, mantissas))
+    return int(compiled_as(_bits_kernel, (_ROW, _ROW, INT, _ROW), allocates=True)(row, raw, entry_cost, mantissas))

@@ -86,7 +86,15 @@ class ContextCodec:
         lanes = lanes_of(change.units, self.lane_shift)
         clocks, tails = np.empty(change.positions.size, np.int64), np.zeros(lanes, np.int64)
         fullest, misses = clock_encoding.clocks(alphabet)(
-            base, change.positions, table.ticks, table.planes, table.zone_bits, lanes.bit_length() - 1, clocks, tails
+            base,
+            change.positions,
+            table.ticks,
+            table.planes,
+            table.zone_bits,
+            lanes.bit_length() - 1,
+            clocks,
+            tails,
+            *clock_encoding.scratch(alphabet, lanes),
         )
         row = fullest * _WORDS_A_CHANGE + misses + 8
         words = np.empty(lanes * row, np.uint16)
@@ -117,6 +125,7 @@ class ContextCodec:
         outcome, found = clock_decoding.decode(self.alphabet)(
             base(), table.ticks, table.planes, table.list_numbers, table.guides, table.entries, table.zone_bits,
             words, ends, lanes.bit_length() - 1, positions, values,
+            *clock_decoding.scratch(self.alphabet, lanes, changed),
         )  # fmt: skip
         if outcome != clock.DONE:
             raise FrameCorrupt(f"context: {FAULTS[outcome]} ({found} of {changed} changes read)")

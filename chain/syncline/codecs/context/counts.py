@@ -14,7 +14,7 @@ from syncline.kernels.clock import Alphabet
 Integers = NDArray[np.int64]
 
 BLOCK = 64
-SAMPLE = 1 << 20
+SAMPLE = 1 << 18
 """Units whose contexts are counted, of each tensor at least: more tell nothing new, and cost a look at every unit."""
 
 
@@ -38,6 +38,24 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.units + other.units, self.symbols + other.symbols)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts of which only the sums over contexts and over symbols are kept."""
+
+    units: Integers
+    changes: Integers
+    """Of each context."""
+    symbols: Integers
+    """Changed units of each symbol."""
+
+    @classmethod
+    def of(cls, counts: Counts) -> Totals:
+        return cls(counts.units, counts.changes, counts.symbols.sum(0))
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.units + other.units, self.changes + other.changes, self.symbols + other.symbols)
 
 
 def count_units(alphabet: Alphabet, flat: NDArray[np.unsignedinteger]) -> Integers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.codecs.context.counts import Counts
+from syncline.codecs.context.counts import Counts, Totals
 from syncline.codecs.context.logarithms import exact_log2, log2, mantissas
 from syncline.codecs.context.table import (
     CONTEXTS,
@@ -130,14 +130,14 @@ def _value_list(symbols: Integers, alphabet: Alphabet, *, exact: bool, entry_cos
     return tuple((s, frequencies[s]) for s in ranked)
 
 
-def shared_bits(counts: Counts, alphabet: Alphabet) -> int:
+def shared_bits(totals: Totals, alphabet: Alphabet) -> int:
     """Bits of a table for these counts and of all that it codes, about: what decides who shares one.
 
     One value list is reckoned for all contexts, which is near enough and quick.
     """
-    changes = counts.changes
-    units = np.maximum(counts.units, changes)
+    changes = totals.changes
+    units = np.maximum(totals.units, changes)
     quiet = units - changes
     where = int((units * log2(units) - changes * log2(changes) - quiet * log2(quiet)).sum()) >> FRACTION
-    what = bits(counts.symbols.sum(0), _raw_bits(alphabet), entry_cost=ENTRY_COST, mantissas=mantissas())
+    what = bits(totals.symbols, _raw_bits(alphabet), entry_cost=ENTRY_COST, mantissas=mantissas())
     return where + what + int(np.count_nonzero(changes)) * CONTEXT_COST + TABLE_COST

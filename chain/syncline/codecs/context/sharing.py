@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from syncline.codecs.context.counts import Counts
+from syncline.codecs.context.counts import Counts, Totals
 from syncline.codecs.context.fitting import fit, shared_bits
 from syncline.codecs.context.table import ContextTable
 from syncline.kernels.clock import Alphabet
@@ -54,7 +54,7 @@ class Kinds:
 
 
 def _give_tables(alphabet: Alphabet, alike: list[Kind], *, exact: bool) -> None:
-    for members in _merged([kind.counts for kind in alike], alphabet):
+    for members in _merged([Totals.of(kind.counts) for kind in alike], alphabet):
         together = Counts.none()
         for member in members:
             together += alike[member].counts
@@ -63,7 +63,7 @@ def _give_tables(alphabet: Alphabet, alike: list[Kind], *, exact: bool) -> None:
             alike[member].table, alike[member].sharing = table, int(together.symbols.sum())
 
 
-def _merged(counts: list[Counts], alphabet: Alphabet) -> Iterator[list[int]]:
+def _merged(counts: list[Totals], alphabet: Alphabet) -> Iterator[list[int]]:
     """Which of the counts go together: pairs are merged, best first, while a merge saves bits."""
     groups = {i: ([i], one, shared_bits(one, alphabet)) for i, one in enumerate(counts)}
     # Of each pair; a merge changes no gain but those of what it made, so none is reckoned twice.

@@ -20,7 +20,7 @@ from torch import Tensor
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import ContextCodec, lane_shift, lanes_of
-from syncline.codecs.context.counts import Counts
+from syncline.codecs.context.counts import Counts, Totals
 from syncline.codecs.context.fitting import shared_bits
 from syncline.codecs.context.sharing import Kind, Kinds
 from syncline.codecs.registry import CODECS
@@ -175,7 +175,7 @@ class DeviceEncoder:
         for kind, frames, changed, units in sampled:
             assert kind.table is not None
             codec = ContextCodec(kind.table, kind.alphabet, lane_shift(max(changed, 1), units))
-            bits = shared_bits(kind.counts, kind.alphabet) / units
+            bits = shared_bits(Totals.of(kind.counts), kind.alphabet) / units
             for held, index, frame in frames:
                 lanes = lanes_of(frame.units, codec.lane_shift)
                 words = int(_ROOM * frame.units / lanes * bits / 16) + 64
