@@ -16,7 +16,7 @@ from torch import Tensor
 
 from syncline.delta import Delta, EncodedDelta
 from syncline.delta.device.encoding import DeviceEncoder
-from syncline.delta.device.memory import to_device, to_host
+from syncline.delta.device.memory import current, to_device, to_host
 from syncline.delta.device.staging import digest, stage
 from syncline.wire.digest import Digest
 from syncline.wire.tensors import TensorSpec
@@ -34,6 +34,8 @@ class DeviceBase(MemoryBase):
     ) -> None:
         super().__init__(executor=executor, scratch=scratch)
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:  # this one, whichever is current later
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     def units(self, tensor: int) -> NDArray[Any]:
         return to_host(self._units[tensor])
@@ -52,10 +54,16 @@ class DeviceBase(MemoryBase):
         return on_device(source, tensor, self.device).clone()
 
     def _change(self, delta: Delta, tiling: Tiling) -> None:
-        stage(self.table, tiling, self.held, delta).scatter()
+        with current(self.device):
+            stage(self.table, tiling, self.held, delta).scatter()
 
     def _digest(self, spec: TensorSpec, units: Tensor) -> Digest:
-        return digest(spec, self._tiling, units)
+        return self.digest(spec, units)
+
+    def digest(self, spec: TensorSpec, flat: Tensor) -> Digest:
+        """Tensor digest of units on the device. Waits for it."""
+        with current(self.device):
+            return digest(spec, self._tiling, flat)
 
     _tiling = Tiling()  # a digest does not depend on how its tensor is cut
 
@@ -73,11 +81,11 @@ class DeviceStep:
 
     def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
         spec = self._table.tensors[tensor]
-        if verify and digest(spec, self._tiling, self._base.held(tensor)) != before:
+        if verify and self._base.digest(spec, self._base.held(tensor)) != before:
             raise damaged(spec)
         new = on_device(source, tensor, self._base.device)
         return Change(
-            digest(spec, self._tiling, new),
+            self._base.digest(spec, new),
             self._encoder.add(tensor, self._base.held(tensor), new),
         )
 

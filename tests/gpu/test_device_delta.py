@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from syncline.delta import CodecChoice, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
+from syncline.delta.device import encoding, memory
 from syncline.delta.device.encoding import DeviceEncoder
 from syncline.delta.device.staging import digest, stage
 from syncline.errors import FrameCorrupt
@@ -52,10 +53,12 @@ def tensor(flat: Units) -> torch.Tensor:
     return torch.from_numpy(flat.copy().view(kind))
 
 
-def from_device(table: TensorTable, old: list[Units], new: list[Units], **options: Any) -> list[tuple[ChunkRef, bytes]]:
+def from_device(
+    table: TensorTable, old: list[Units], new: list[Units], *, tiling: Tiling = TILING, **options: Any
+) -> list[tuple[ChunkRef, bytes]]:
     chunks: list[tuple[ChunkRef, bytes]] = []
     encoder = DeviceEncoder(
-        table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda ref, data: chunks.append((ref, data)), **options
+        table, tiling, device=CPU, nonce=lambda: bytes(16), sink=lambda ref, data: chunks.append((ref, data)), **options
     )
     for number, (before, after) in enumerate(zip(old, new, strict=True)):
         encoder.add(number, tensor(before), tensor(after))
@@ -65,12 +68,12 @@ def from_device(table: TensorTable, old: list[Units], new: list[Units], **option
 
 
 def from_host(
-    table: TensorTable, old: list[Units], new: list[Units], codec: str | None
+    table: TensorTable, old: list[Units], new: list[Units], codec: str | None, *, tiling: Tiling = TILING
 ) -> list[tuple[ChunkRef, bytes]]:
     chunks: list[tuple[ChunkRef, bytes]] = []
     encoder = DeltaEncoder(
         table,
-        TILING,
+        tiling,
         nonce=lambda: bytes(16),
         sink=lambda ref, data: chunks.append((ref, data)),
         choice=CodecChoice(forced=codec),
@@ -92,6 +95,26 @@ def test_what_a_device_encodes_a_host_decodes(share: float) -> None:
         assert np.array_equal(after, before)
     codecs = {frame.codec.name for number in delta.tensors for frame in delta.frames(number).values()}
     assert ("context" in codecs) == (share == 0.02)
+
+
+@pytest.mark.parametrize("codec", ["context", "sparse"])
+def test_frames_that_the_sample_was_unlike_cost_no_more_than_without_a_table(monkeypatch, codec: str) -> None:
+    monkeypatch.setattr(encoding, "SAMPLE_FRAMES", 1)
+    table = TensorTable(tensors=[TensorSpec(name="experts", dtype="U8", shape=[16, 128], axis=0)])
+    old = np.random.default_rng(3).integers(0, 256 if codec == "sparse" else 2, 2048).astype(np.uint8)
+    new = old.copy()
+    rows = new.reshape(16, 128)[1 if codec == "context" else 15 :]  # the first one, which is the sample, stands still
+    rows[:, ::6] += 1
+    tiling = Tiling(min_units=128, max_units=128, ways=16)
+    made, plain = (
+        from_device(table, [old], [new], tiling=tiling),
+        from_host(table, [old], [new], "sparse", tiling=tiling),
+    )
+    assert sum(len(data) for _, data in made) <= sum(len(data) for _, data in plain)
+    delta = Delta.parse(table, tiling, made)
+    assert {codec} == {frame.codec.name for frame in delta.frames(0).values()}
+    scatter(table.tensors[0], tiling, old, stage_tensor(table, tiling, 0, old, [delta]))
+    assert np.array_equal(new, old)
 
 
 @pytest.mark.parametrize("codec", [None, "context", "sparse"])
@@ -143,3 +166,9 @@ def test_tensors_of_another_size_are_refused() -> None:
     encoder = DeviceEncoder(table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda *_: None)
     with pytest.raises(ValueError, match="w: 64 and 63 units, not 64"):
         encoder.add(0, torch.zeros(64, dtype=torch.int16), torch.zeros(63, dtype=torch.int16))
+
+
+def test_the_current_device_is_the_one_asked_for() -> None:
+    assert 1 == memory.current(torch.device("cuda:1")).idx
+    with memory.current(CPU):
+        pass  # nothing to be chosen

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 
 from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
 from syncline.clock import SystemClock
+from syncline.delta.device import encoding
 from syncline.errors import DigestMismatch
 from syncline.store.memory import MemoryStore
-from syncline_distributor import Publisher
+from syncline_distributor import Publisher, device_base
 from syncline_distributor.device_base import DeviceBase
 from syncline_distributor.settings import PublishSettings
 
@@ -67,3 +72,34 @@ def test_a_base_that_was_damaged_on_the_device_is_found_before_anything_is_publi
     with pytest.raises(DigestMismatch, match="base was damaged and is dropped"):
         publisher.publish(weights(1))
     assert 2 == publisher.publish(weights(1)).manifest.version
+
+
+def test_kernels_are_launched_on_the_publisher_s_device_whichever_is_current(monkeypatch) -> None:
+    here: list[torch.device] = []
+    seen: set[str] = set()
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        here.append(device)
+        yield
+        here.pop()
+
+    def watched(module: Any, name: str) -> None:
+        launch = getattr(module, name)
+
+        def checked(*arguments: Any, **options: Any) -> Any:
+            assert here == [torch.device("cpu")]
+            seen.add(name)
+            return launch(*arguments, **options)
+
+        monkeypatch.setattr(module, name, checked)
+
+    launches = {device_base: ("stage", "digest"), encoding: ("count", "encode", "compact")}
+    for module, names in launches.items():
+        monkeypatch.setattr(module, "current", current)
+        for name in names:
+            watched(module, name)
+    publisher = Publisher(MemoryStore(SystemClock()), "run", files={"config.json": b"{}"}, device="cpu")
+    for step in range(2):
+        publisher.publish({"w": (torch.arange(64) + step * (torch.arange(64) % 8 == 0)).bfloat16()})
+    assert {name for names in launches.values() for name in names} == seen

@@ -1,7 +1,8 @@
 """From old and new weights in device memory to chunks: only encoded bytes leave the device.
 
 Tensors are held (not copied) until a group of them is worth a launch. Tables come from a sample of each kind's frames, so that the
-weights are read once; what the tables did not foresee is an escape, and what outgrows its room goes through the host.
+weights are read once; what the tables did not foresee is an escape. Frames that the sample was unlike are coded again under tables of
+their own, and what no table suits goes through the host.
 """
 
 # pyright: basic
@@ -10,8 +11,8 @@ weights are read once; what the tables did not foresee is an escape, and what ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from syncline.codecs.context.fitting import shared_bits
 from syncline.codecs.context.sharing import Kind, Kinds
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
-from syncline.delta.device.memory import host_frame
+from syncline.delta.device.memory import current, host_frame
 from syncline.delta.encode import DeltaTotals, EncodedDelta
 from syncline.delta.packing import Packer
 from syncline.kernels.clock import Alphabet
@@ -48,6 +49,10 @@ SAMPLE_FRAMES = 64
 """Frames of a kind that are counted, at most."""
 _ROOM = 1.5
 """Words a lane may take, beside what the sample lets expect."""
+_DEAR_BYTES = 32
+"""By which a frame may cost more than without any table."""
+_SPREAD = 0x9E3779B1
+"""Multiples of it are spread evenly."""
 _NONFINITE_SLICE = 1 << 24
 
 
@@ -64,6 +69,11 @@ class _Held:
         return [(index, self.grid.frame(index)) for index in range(self.grid.count)]
 
 
+_Member = tuple[_Held, int, Frame]
+_Found = dict[tuple[int, int], tuple[Codec, int, bytes | memoryview]]
+"""By tensor and frame: codec, changes, payload."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """Frames for one codec and one number of lanes."""
@@ -72,7 +82,7 @@ class _Job:
     lanes: int
     words: int
     """Expected of a lane."""
-    frames: list[tuple[_Held, int, Frame]]
+    frames: list[_Member]
 
 
 class DeviceEncoder:
@@ -125,47 +135,66 @@ class DeviceEncoder:
         return self._totals.delta(self._table, self._packer.finish())
 
     def _flush(self) -> None:
-        found: dict[tuple[int, int], tuple[Codec, int, bytes | memoryview]] = {}
-        jobs, left = self._jobs()
-        for job in jobs:
-            for room in (job.words, 8 * job.words):
-                again: list[tuple[_Held, int, Frame]] = []
-                for part in self._slabs(job, room):
-                    for (held, index, frame), coded in zip(part, self._launch(job, part, room), strict=True):
-                        if coded is None:
-                            again.append((held, index, frame))
-                        elif coded[0]:
-                            found[held.tensor, index] = (job.codec, *coded)
-                job = _Job(job.codec, job.lanes, job.words, again)
-            left += job.frames
-        for held, index, frame in left:
-            if (coded := self._on_host(held, frame)) is not None:
-                found[held.tensor, index] = coded
+        with current(self._device):
+            found = self._encoded()
         for (tensor, index), (codec, changed, payload) in sorted(found.items(), key=lambda item: item[0]):
             self._packer.add(tensor, codec, EncodedFrame(index, changed, payload))
             self._totals.take(tensor, codec, changed)
         self._held = []
 
+    def _encoded(self) -> _Found:
+        found: _Found = {}
+        on_host: list[_Member] = []
+        left = [(held, index, frame) for held in self._held for index, frame in held.frames()]
+        for again in (False, True):
+            jobs, others = self._jobs(left, again=again)
+            on_host += others
+            left = [member for job in jobs for member in self._coded(job, found)]
+        for held, index, frame in on_host + left:
+            if (coded := self._on_host(held, frame)) is not None:
+                found[held.tensor, index] = coded
+        return found
+
+    def _coded(self, job: _Job, found: _Found) -> list[_Member]:
+        """Code a job's frames into `found`. Returns those that its table does not suit."""
+        unlike: list[_Member] = []
+        for room in (job.words, 8 * job.words):
+            again: list[_Member] = []
+            for part in self._slabs(job, room):
+                for member, coded in zip(part, self._launch(job, part, room), strict=True):
+                    held, index, frame = member
+                    if coded is None:
+                        again.append(member)
+                    elif _is_dear(frame, held.spec, coded[0], len(coded[1])):
+                        unlike.append(member)
+                    elif coded[0]:
+                        found[held.tensor, index] = (job.codec, *coded)
+            job = replace(job, frames=again)
+        return unlike + job.frames
+
     # --- what goes how
 
-    def _jobs(self) -> tuple[list[_Job], list[tuple[_Held, int, Frame]]]:
-        """Launches, and the frames that no kernel takes."""
+    def _jobs(self, members: Sequence[_Member], *, again: bool) -> tuple[list[_Job], list[_Member]]:
+        """Launches, and the frames that no kernel takes. `again`: frames that another table did not suit, of which few may not pay for
+        one of their own; the host looks at them.
+        """
         kinds = Kinds()
-        of_kind: dict[int, tuple[Kind, list[tuple[_Held, int, Frame]]]] = {}
-        left: list[tuple[_Held, int, Frame]] = []
-        for held in self._held:
-            frames = [(held, index, frame) for index, frame in held.frames()]
-            if frames and held.spec.dtype in ALPHABETS and self._choice.takes_context:
+        of_kind: dict[int, tuple[Kind, list[_Member]]] = {}
+        left: list[_Member] = []
+        for _, of_tensor in groupby(members, key=lambda member: member[0].tensor):
+            own = list(of_tensor)
+            held = own[0][0]
+            if held.spec.dtype in ALPHABETS and self._choice.takes_context:
                 kind = kinds.of(held.spec.dtype, held.spec.name, ALPHABETS[held.spec.dtype])
-                of_kind.setdefault(id(kind), (kind, []))[1].extend(frames)
+                of_kind.setdefault(id(kind), (kind, []))[1].extend(own)
             else:
-                left += frames
-        sampled: list[tuple[Kind, list[tuple[_Held, int, Frame]], int, int]] = []
+                left += own
+        sampled: list[tuple[Kind, list[_Member], int, int]] = []
         for kind, frames in of_kind.values():
-            sample = frames[:: -(-len(frames) // SAMPLE_FRAMES)]
+            sample = _sample(frames)
             counts = self._count(sample)
             changed, units = int(counts.symbols.sum()), sum(frame.units for _, _, frame in sample)
-            if self._choice.is_dense(changed, units):
+            if self._choice.is_dense(changed, units) or (again and not _pays(kind, counts, sample, len(frames))):
                 left += frames
             else:
                 kind.counts = counts
@@ -187,13 +216,13 @@ class DeviceEncoder:
                     jobs[launch] = _Job(codec, lanes, words, job.frames)
         return list(jobs.values()), left
 
-    def _count(self, frames: Sequence[tuple[_Held, int, Frame]]) -> Counts:
+    def _count(self, frames: Sequence[_Member]) -> Counts:
         counts = DeviceCounts.none(self._device)
         old, new = _batches(frames)
         count(old, new, ALPHABETS[frames[0][0].spec.dtype], counts)
         return Counts(counts.units.cpu().numpy(), counts.symbols.cpu().numpy())
 
-    def _slabs(self, job: _Job, room: int) -> Iterator[list[tuple[_Held, int, Frame]]]:
+    def _slabs(self, job: _Job, room: int) -> Iterator[list[_Member]]:
         """Frames of a job whose lanes' words fit the scratch."""
         many = max(1, self._scratch_bytes // (2 * room * job.lanes))
         for at in range(0, len(job.frames), many):
@@ -201,9 +230,7 @@ class DeviceEncoder:
 
     # --- doing it
 
-    def _launch(
-        self, job: _Job, part: Sequence[tuple[_Held, int, Frame]], room: int
-    ) -> Iterable[tuple[int, memoryview] | None]:
+    def _launch(self, job: _Job, part: Sequence[_Member], room: int) -> Iterable[tuple[int, memoryview] | None]:
         """Changes and payload of each frame; None for one that was not coded."""
         old, new = _batches(part)
         out = LaneWords.empty(len(part), job.lanes, room, self._device)
@@ -230,7 +257,34 @@ class DeviceEncoder:
         return codec, int(change.positions.size), codec.encode(change)
 
 
-def _batches(frames: Sequence[tuple[_Held, int, Frame]]) -> tuple[FrameBatch, FrameBatch]:
+def _sample(frames: Sequence[_Member]) -> list[_Member]:
+    """Of each of at most SAMPLE_FRAMES runs one frame, not always the same one: what changes may come back at a distance."""
+    run = -(-len(frames) // SAMPLE_FRAMES)
+    places = (at + ((at // run) * _SPREAD >> 16) % run for at in range(0, len(frames), run))
+    return [frames[min(place, len(frames) - 1)] for place in places]
+
+
+def _pays(kind: Kind, counts: Counts, sample: Sequence[_Member], frames: int) -> bool:
+    """Whether a table for so many frames, of which the sample was counted, saves more than it takes."""
+    each = int(counts.symbols.sum()) // len(sample)
+    plain = sum(_plain_bytes(frame, held.spec, each) for held, _, frame in sample)
+    times = frames // len(sample)
+    return shared_bits(Counts(counts.units * times, counts.symbols * times), kind.alphabet) < 8 * plain * times
+
+
+def _is_dear(frame: Frame, spec: TensorSpec, changed: int, size: int) -> bool:
+    """Whether a payload is larger than one that no table helps."""
+    least = changed * spec.unit_bytes + _DEAR_BYTES  # told without a look at the frame: what nearly all are below
+    return size > least and size > _plain_bytes(frame, spec, changed) + _DEAR_BYTES
+
+
+def _plain_bytes(frame: Frame, spec: TensorSpec, changed: int) -> int:
+    """What the changes take without any table, about: each a distance and whole new bits; and never more than all units."""
+    bits = changed * (8 * spec.unit_bytes + (frame.units // max(changed, 1)).bit_length() + 1)
+    return min(bits // 8, frame.units * spec.unit_bytes)
+
+
+def _batches(frames: Sequence[_Member]) -> tuple[FrameBatch, FrameBatch]:
     """The frames in the old and in the new weights."""
     held = {h.tensor: h for h, _, _ in frames}
     number = {tensor: place for place, tensor in enumerate(held)}

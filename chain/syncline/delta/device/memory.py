@@ -1,10 +1,11 @@
-"""Units between device and host, as integers on either side."""
+"""Units between device and host, as integers on either side; and whose turn it is where a process sees several devices."""
 
 # pyright: basic
 # torch's own annotations are partial
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,13 @@ from torch import Tensor
 
 from syncline.kernels.gpu.batch import unit_view
 from syncline.wire.tiling import Frame
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes it the device that launches go to. They go to the process's current one otherwise, wherever the tensors lie: an error at
+    best, and sums of memory that is still being written at worst.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def host_frame(flat: Tensor, frame: Frame) -> NDArray[Any]:
