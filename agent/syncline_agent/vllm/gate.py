@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from syncline.clock import Clock
 from syncline.versions import Policy
@@ -34,6 +35,32 @@ class _Waking(threading.Condition):
         self._poke()
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Values of vLLM's own enumerations."""
+
+    wakeup: Any
+    """What wakes a core that waits for requests."""
+    paused_new: Any
+    paused_all: Any
+    running: Any
+    aborted: Any
+    failed: Any
+
+    @classmethod
+    def of_vllm(cls) -> Self:
+        pauses = look_up("vllm.v1.core.sched.interface", "PauseState")
+        statuses = look_up("vllm.v1.request", "RequestStatus")
+        return cls(
+            (look_up("vllm.v1.engine", "EngineCoreRequestType").WAKEUP, None),
+            pauses.PAUSED_NEW,
+            pauses.PAUSED_ALL,
+            statuses.RUNNING,
+            statuses.FINISHED_ABORTED,
+            statuses.FINISHED_ERROR,
+        )
+
+
 class CoreGate:
     """The gate of one `EngineCoreProc`."""
 
@@ -41,22 +68,23 @@ class CoreGate:
         self,
         core: Any,
         names: CacheNames,
+        terms: Terms,
         *,
         clock: Clock,
         unfit: Callable[[], str | None],
+        still: Callable[[], object],
         failed: str | None,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
-        """`core` is vLLM's; `unfit` says why weights in this process must not serve; `failed` is why the gate begins out of
-        service, None when it begins in service."""
+        """`core` is vLLM's; `unfit` says why weights in this process must not serve; `still` waits until no device works any
+        more; `failed` is why the gate begins out of service, None when it begins in service."""
         self._core = core
         self.names = names
         self._unfit = unfit
         self._failed = failed
-        self._pauses = look_up("vllm.v1.core.sched.interface", "PauseState")
-        self._statuses = look_up("vllm.v1.request", "RequestStatus")
-        wakeup = look_up("vllm.v1.engine", "EngineCoreRequestType.WAKEUP"), None
-        self._wake = _Waking(lambda: core.input_queue.put_nowait(wakeup))
+        self._terms = terms
+        self._still = still
+        self._wake = _Waking(lambda: core.input_queue.put_nowait(terms.wakeup))
         self._gate = StepGate(self._wake, clock, patience)
         self._withheld: list[Outputs] | None = None
         self._dropped: list[Outputs] = []
@@ -106,7 +134,7 @@ class CoreGate:
         if self._withheld is not None:
             self._end_all()  # the write before this one was never read back
         if policy is Policy.ABORT:
-            ended = self._core.scheduler.finish_requests(None, self._statuses.FINISHED_ABORTED)
+            ended = self._core.scheduler.finish_requests(None, self._terms.aborted)
             self._core._send_abort_outputs(ended)
         self.names.next(self._core.scheduler)
         self.stamp(version)
@@ -146,13 +174,13 @@ class CoreGate:
                 self._fail_requests()
             wanted, draining = self._gate.wanted, self._gate.draining
         if wanted:
-            self._freeze(self._pauses.PAUSED_NEW if draining else self._pauses.PAUSED_ALL)
+            self._freeze(self._terms.paused_new if draining else self._terms.paused_all)
             if self._core.batch_queue:
                 return  # what is in flight ends in the steps that follow
-            active = self._core.scheduler.get_num_unfinished_requests() if draining else 0
-            self._gate.pass_between_steps(active, self._spans)
-            if active:
+            if draining and self._core.scheduler.get_num_unfinished_requests():
                 return
+            self._still()
+            self._gate.pass_between_steps(0, self._spans)
         self._thaw()
         self.names.catch_up(self._core.scheduler)
 
@@ -195,7 +223,7 @@ class CoreGate:
     def _spans(self) -> Mapping[str, int]:
         spans: dict[str, int] = {}
         for request in self._core.scheduler.requests.values():
-            if not request.is_finished() and (request.num_output_tokens or request.status == self._statuses.RUNNING):
+            if not request.is_finished() and (request.num_output_tokens or request.status == self._terms.running):
                 name = self.names.outside(request)
                 spans[request.request_id if name in spans else name] = request.num_output_tokens
         return spans
@@ -208,7 +236,7 @@ class CoreGate:
             for client, ended in outputs.items():
                 failed[client] += [output.request_id for output in ended.outputs if output.finish_reason is not None]
         self._dropped = []
-        for request in self._core.scheduler.finish_requests(None, self._statuses.FINISHED_ERROR):
+        for request in self._core.scheduler.finish_requests(None, self._terms.failed):
             failed[request.client_index].append(request.request_id)
         for client, names in failed.items():
             if names:

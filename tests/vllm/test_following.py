@@ -1,0 +1,97 @@
+"""vLLM follows a run in place: every version's tokens are those of a vLLM that was started on it."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.timeout(900)
+def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
+    fleet: Any, prompts: list[list[int]]
+) -> None:
+    drawn: dict[int, list[list[int]]] = {}
+
+    def follow(version: int, path: str = "delta") -> None:
+        status = fleet.wait_serving(version)
+        assert path == status["apply_path"]
+        drawn[version] = [server.complete(prompt) for prompt in prompts]
+
+    # An engine that dies half-way through a write
+    fleet.publish()
+    fleet.start_agent()
+    server = fleet.start_server(SYNCLINE_KILL_AT="apply.scattering")
+    fleet.wait_serving(1)
+    drawn[1] = [server.complete(prompt) for prompt in prompts]
+    fleet.model.step()
+    fleet.publish()
+    fleet.wait(server.process.poll, "ended")
+    server.kill()
+    server = fleet.start_server()
+    fleet.wait_serving(2)
+    drawn[2] = [server.complete(prompt) for prompt in prompts]
+
+    # Commits under requests that stream, with a prompt that lies in the prefix cache
+    hits = server.metric("vllm:prefix_cache_hits_total")
+    assert drawn[2][2] == server.complete(prompts[2])
+    assert hits < server.metric("vllm:prefix_cache_hits_total")
+    streams = [server.stream(prompt, 1500) for prompt in prompts]
+    crossing = ThreadPoolExecutor(1).submit(server.spans, prompts[0], 1500)
+    for version in (3, 4):
+        fleet.model.step()
+        assert version == fleet.publish()
+        follow(version)
+    assert all(stream.running for stream in streams)
+    for stream, before in zip(streams, drawn[2], strict=True):
+        stream.end()
+        assert (None, "length", 1500) == (stream.error, stream.finish, len(stream.tokens))
+        assert before == stream.tokens[:12]
+    _, spans = crossing.result(60)
+    assert ["2", "3", "4"] == [span["version"] for span in spans]
+    assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 1500]
+    third = dict(fleet.model.newest)
+
+    # Back, forward, and a training that went on from an older version
+    fleet.target("Pinned", 3)
+    assert "undo" == fleet.wait_serving(3)["apply_path"]
+    assert drawn[3] == [server.complete(prompt) for prompt in prompts]
+    fleet.model.newest = third
+    fleet.model.step()
+    assert 5 == fleet.publish(parent=2)
+    fleet.target()
+    follow(5)
+    tokens, spans = server.spans(prompts[0], 12)
+    assert (drawn[5][0], [{"version": "5", "start": 0, "end": 12}]) == (tokens, spans)
+
+    # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
+    fleet.kill_agent()
+    assert drawn[5][0] == server.complete(prompts[0])
+    fleet.start_agent(kill_at="apply.resumed")
+    fleet.wait_serving(5)
+    fleet.model.step()
+    fleet.publish()
+    assert -signal.SIGKILL == fleet.agent.wait(60)
+    with pytest.raises(AssertionError, match="Internal"):
+        server.complete(prompts[0])
+    assert "error" in server.http.post("/v1/completions", json=server.ask(prompts[0], 4)).json()
+    fleet.start_agent()
+    fleet.wait_serving(6)
+    drawn[6] = [server.complete(prompt) for prompt in prompts]
+
+    # What a policy does to requests in flight
+    for policy, finish in (("abort", "abort"), ("drain", "length")):
+        fleet.target(policy=policy)
+        fleet.wait(lambda wanted=policy: fleet.status()["policy"] == wanted or None, "a policy")
+        stream = server.stream(prompts[0], 1500)
+        fleet.model.step()
+        follow(fleet.publish())
+        stream.end()
+        assert (None, finish) == (stream.error, stream.finish)
+        assert ("drain" == policy) == (1500 == len(stream.tokens))
+
+    assert 2 == server.told(1 << 30).count("Loading weights took")
+    server.kill()
+    assert drawn == fleet.fresh_tokens(sorted(drawn))

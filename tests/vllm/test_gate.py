@@ -1,0 +1,351 @@
+"""The gate around a loop that works as vLLM's core does: queues, a batch in flight, a scheduler that pauses."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from syncline.clock import SystemClock
+from syncline.errors import EngineUnavailable
+from syncline.versions import Policy
+from syncline_agent.reference.stepgate import Patience
+from syncline_agent.vllm.caching import CacheNames
+from syncline_agent.vllm.gate import CoreGate, Terms
+from syncline_agent.vllm.settings import KvPolicy
+
+
+class Status(IntEnum):
+    WAITING = auto()
+    RUNNING = auto()
+    ABORTED = auto()
+    FAILED = auto()
+
+
+TERMS = Terms("wake", paused_new=1, paused_all=2, running=Status.RUNNING, aborted=Status.ABORTED, failed=Status.FAILED)
+BLOCK = 4
+
+
+@dataclass(eq=False)
+class Request:
+    """What of vLLM's request the arm touches."""
+
+    request_id: str
+    tokens_wanted: int
+    cache_salt: str | None = None
+    external_req_id: str | None = None
+    client_index: int = 0
+    prompt: tuple[int, ...] = tuple(range(8))
+    status: Status = Status.WAITING
+    num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    skip_reading_prefix_cache: bool = False
+    block_hashes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    syncline: Any = None
+
+    def is_finished(self) -> bool:
+        return self.status in (Status.ABORTED, Status.FAILED)
+
+    def update_block_hashes(self) -> None:
+        for low in range(len(self.block_hashes) * BLOCK, len(self.prompt), BLOCK):
+            self.block_hashes.append((self.cache_salt if low == 0 else None, *self.prompt[low : low + BLOCK]))
+
+
+class Scheduler:
+    """Runs everything that it has, a token a step, unless paused."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.pause_state = 0
+        self.resets: list[bool] = []
+
+    def set_pause_state(self, state: int) -> None:
+        self.pause_state = state
+
+    def runs(self) -> list[Request]:
+        if self.pause_state == 2:
+            return []
+        return [r for r in self.requests.values() if self.pause_state == 0 or r.status == Status.RUNNING]
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.runs())
+
+    def finish_requests(self, names: None, status: Status) -> list[Request]:
+        ended = list(self.requests.values())
+        self.requests.clear()
+        for request in ended:
+            request.status = status
+        return ended
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        self.resets.append(reset_running_requests)
+        return True
+
+
+class Core:
+    """The loop of an engine core with a batch in flight."""
+
+    def __init__(self) -> None:
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+        self.output_queue: queue.Queue[tuple[int, Any]] = queue.Queue()
+        self.scheduler = Scheduler()
+        self.batch_queue: deque[list[Request]] = deque()
+        self.weight_version = "default"
+        self.stood_with_batch = False
+        self.pace = threading.Event()
+        self.gate: CoreGate | None = None
+        self.stopping = False
+        self.heard: dict[str, list[str | None]] = {}
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def set_weight_version(self, version: str) -> None:
+        self.weight_version = version
+
+    def _send_error_outputs_to_client(self, names: list[str], client: int) -> None:
+        self._send(names, client, "error")
+
+    def _send_abort_outputs(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._send([request.request_id], request.client_index, "abort")
+
+    def _send(self, names: list[str], client: int, finish: str) -> None:
+        outputs = [SimpleNamespace(request_id=name, finish_reason=finish) for name in names]
+        self.output_queue.put((client, SimpleNamespace(outputs=outputs)))
+
+    def _run(self) -> None:
+        gate = self.gate
+        assert gate is not None
+        while not self.stopping:
+            while not (self.scheduler.runs() or self.batch_queue or gate.wanted) and not self.stopping:
+                self._take(self.input_queue.get())
+            while not self.input_queue.empty():
+                self._take(self.input_queue.get_nowait())
+            gate.between_steps()
+            outputs = gate.let_out(self._step())
+            for output in (outputs or {}).items():
+                self.output_queue.put(output)
+
+    def _take(self, item: Any) -> None:
+        assert self.gate is not None
+        if isinstance(item, Request) and self.gate.admit(item):
+            self.scheduler.requests[item.request_id] = item
+
+    def _step(self) -> dict[int, Any] | None:
+        """Begin a batch, or end the one in flight: every second step has none to show."""
+        running = self.scheduler.runs()
+        for request in running:
+            request.status = Status.RUNNING
+            request.num_computed_tokens += 1
+        if running and not self.batch_queue:
+            self.batch_queue.append(running)
+            return None
+        if not self.batch_queue:
+            return {}
+        self.pace.wait(0.001)
+        told: dict[int, Any] = {}
+        for request in self.batch_queue.popleft():
+            request.num_output_tokens += 1
+            last = request.num_output_tokens >= request.tokens_wanted
+            if last:
+                self.scheduler.requests.pop(request.request_id, None)
+            output = SimpleNamespace(request_id=request.request_id, finish_reason="length" if last else None)
+            told.setdefault(request.client_index, SimpleNamespace(outputs=[])).outputs.append(output)
+        return told
+
+    def ask(self, name: str, tokens: int, **more: Any) -> Request:
+        assert self.gate is not None
+        request = Request(name, tokens, **more)
+        request.syncline = self.gate.names.begin(request)
+        request.update_block_hashes()
+        self.input_queue.put(request)
+        return request
+
+    def told(self, name: str) -> tuple[int, str]:
+        """How many outputs of a request came until its last, and how it ended."""
+        heard = self.heard.setdefault(name, [])
+        while not heard or heard[-1] is None:
+            _, outputs = self.output_queue.get(timeout=10)
+            for output in outputs.outputs:
+                self.heard.setdefault(output.request_id, []).append(output.finish_reason)
+        return len(heard), str(heard[-1])
+
+
+Make = Callable[..., tuple[Core, CoreGate]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    cores: list[Core] = []
+
+    def start(kv: KvPolicy = KvPolicy.SALT, failed: str | None = None, **more: Any) -> tuple[Core, CoreGate]:
+        core = Core()
+
+        def still() -> None:
+            core.stood_with_batch = core.stood_with_batch or bool(core.batch_queue)
+
+        unfit = more.pop("unfit", lambda: None)
+        gate = CoreGate(
+            core, CacheNames(kv, "e"), TERMS, clock=SystemClock(), unfit=unfit, still=still, failed=failed, **more
+        )
+        core.gate = gate
+        core.thread.start()
+        cores.append(core)
+        return core, gate
+
+    yield start
+    for core in cores:
+        core.stopping = True
+        core.input_queue.put("wake")
+        core.thread.join(10)
+        assert not core.thread.is_alive()
+
+
+def write(gate: CoreGate, version: int, policy: Policy = Policy.KEEP) -> None:
+    gate.hold(policy)
+    gate.write()
+    gate.resume(version)
+
+
+def test_an_idle_core_is_woken_and_a_busy_one_ends_what_is_in_flight(make: Make) -> None:
+    core, gate = make()
+    assert {} == gate.hold(Policy.KEEP)
+    gate.release()
+    core.ask("a", 200, external_req_id="A")
+    while core.output_queue.empty():
+        core.pace.wait(0.001)
+    spans = gate.hold(Policy.KEEP)
+    assert not core.stood_with_batch
+    assert {"A"} == set(spans)
+    held = core.scheduler.requests["a"].num_output_tokens
+    core.pace.wait(0.05)
+    assert held == spans["A"] == core.scheduler.requests["a"].num_output_tokens
+    gate.write()
+    gate.resume(7)
+    gate.publish()
+    assert (200, "length") == core.told("a")
+    assert ("7", 0) == (core.weight_version, core.scheduler.pause_state)
+
+
+def test_what_is_computed_after_a_write_leaves_only_when_published(make: Make) -> None:
+    core, gate = make()
+    write(gate, 2)
+    core.ask("a", 3)
+    while core.scheduler.requests or not core.input_queue.empty():
+        core.pace.wait(0.001)
+    core.pace.wait(0.05)
+    assert core.output_queue.empty()
+    gate.publish()
+    assert (3, "length") == core.told("a")
+
+
+def test_a_failed_gate_ends_what_runs_and_what_had_ended_unseen_and_refuses_what_comes(make: Make) -> None:
+    core, gate = make()
+    write(gate, 2)
+    core.ask("ended", 1)
+    core.ask("runs", 10_000)
+    while "ended" in core.scheduler.requests or "runs" not in core.scheduler.requests:
+        core.pace.wait(0.001)
+    gate.fail("bits in doubt")
+    assert {(1, "error")} == {core.told(name) for name in ("ended", "runs")}
+    core.ask("late", 1)
+    assert (1, "error") == core.told("late")
+    gate.prove(2)
+    core.ask("well", 2)
+    assert (2, "length") == core.told("well")
+
+
+def test_a_gate_that_nobody_proved_serves_nothing_and_one_that_fails_while_it_stands_goes_on(make: Make) -> None:
+    core, gate = make(failed="not proven yet")
+    core.ask("early", 1)
+    assert (1, "error") == core.told("early")
+    gate.prove(1)
+    gate.hold(Policy.KEEP)
+    gate.write()
+    gate.fail("the agent went away")
+    assert "the agent went away" == gate.error
+    write(gate, 2)
+    gate.prove(2)
+    core.ask("well", 2)
+    assert (2, "length") == core.told("well")
+
+
+def test_weights_in_doubt_end_requests_without_being_told_to(make: Make) -> None:
+    doubts: list[str] = []
+    core, _ = make(unfit=lambda: doubts[0] if doubts else None)
+    core.ask("a", 100_000)
+    while core.output_queue.empty():
+        core.pace.wait(0.001)
+    doubts.append("a bit was flipped")
+    assert "error" == core.told("a")[1]
+
+
+def test_draining_waits_for_requests_in_flight_and_aborting_ends_them(make: Make) -> None:
+    core, gate = make()
+    core.ask("first", 50)
+    while core.output_queue.empty():
+        core.pace.wait(0.001)
+    holding = threading.Thread(target=lambda: write(gate, 2, Policy.DRAIN))
+    holding.start()
+    while core.scheduler.pause_state == 0 and holding.is_alive():
+        core.pace.wait(0.001)
+    core.ask("second", 5)
+    holding.join(20)
+    assert (50, "length") == core.told("first")
+    gate.publish()
+    assert (5, "length") == core.told("second")
+    core.ask("third", 100_000)
+    while core.output_queue.empty():
+        core.pace.wait(0.001)
+    write(gate, 3, Policy.ABORT)
+    gate.publish()
+    assert "abort" == core.told("third")[1]
+
+
+def test_a_hold_that_nobody_writes_under_ends_by_itself_and_a_pause_of_others_stays(make: Make) -> None:
+    core, gate = make(patience=Patience(held_s=0.05))
+    core.scheduler.set_pause_state(2)
+    gate.hold(Policy.KEEP)
+    core.pace.wait(0.2)
+    with pytest.raises(EngineUnavailable):
+        gate.write()
+    assert 2 == core.scheduler.pause_state
+
+
+def test_prompts_that_waited_through_a_write_are_named_anew_and_those_that_ran_keep_theirs(make: Make) -> None:
+    core, gate = make()
+    core.scheduler.set_pause_state(1)  # nothing new runs
+    waiting = core.ask("w", 3, cache_salt="mine")
+    while "w" not in core.scheduler.requests:
+        core.pace.wait(0.001)
+    before = list(waiting.block_hashes)
+    write(gate, 2)
+    gate.publish()
+    core.scheduler.set_pause_state(0)
+    core.input_queue.put("wake")
+    assert (3, "length") == core.told("w")
+    fresh = core.ask("n", 100_000, cache_salt="mine")
+    assert before != waiting.block_hashes
+    assert fresh.block_hashes == waiting.block_hashes
+    assert not waiting.skip_reading_prefix_cache
+    while not fresh.num_computed_tokens:
+        core.pace.wait(0.001)
+    named = list(fresh.block_hashes)
+    write(gate, 2)  # an undo to 2, say: what lies under the older name of 2 may be of mixed weights
+    gate.publish()
+    assert named == fresh.block_hashes
+    assert named != core.ask("m", 1, cache_salt="mine").block_hashes
+    assert core.ask("o", 1, cache_salt="other").block_hashes != core.ask("p", 1, cache_salt="mine").block_hashes
+
+
+def test_the_prefix_cache_is_emptied_at_each_write_where_that_is_wanted(make: Make) -> None:
+    core, gate = make(kv=KvPolicy.RESET)
+    assert "mine" == core.ask("a", 1, cache_salt="mine").cache_salt
+    write(gate, 2)
+    assert [True] == core.scheduler.resets
