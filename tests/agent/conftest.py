@@ -26,6 +26,7 @@ from syncline_agent.policy import Target, encode_target
 from syncline_agent.replica import Replica
 from syncline_agent.settings import AgentSettings, FollowSettings
 from syncline_agent.status import Status
+from syncline_agent.testing.bits import stores_of
 from syncline_distributor.publisher import Publisher
 from syncline_distributor.settings import PublishSettings
 from syncline_distributor.whole import BodyWriter
@@ -163,7 +164,7 @@ def memory_digest(replica: Replica) -> str:
     """Digest of the bits in the engine's memory, computed by nobody's bookkeeping."""
     live = replica.live
     assert live is not None
-    return total(digest_tensor(s, live._memory._stores[i]) for i, s in enumerate(live.table.tensors)).hex
+    return total(digest_tensor(s, stores_of(live)[i]) for i, s in enumerate(live.table.tensors)).hex
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from syncline.checkpoint import Checkpoint
 from syncline.checkpoint.marker import OwnFiles
 from syncline_agent import examining
+from syncline_agent.testing.bits import stores_of
 from syncline_distributor.publisher import Publisher
 
 
@@ -130,7 +131,7 @@ def test_healing_falls_back_to_the_store_when_the_checkpoint_cannot_be_opened(
     world.follow(replica, 2)
     damage(replica.node.checkpoint.path)
     live = replica.live
-    live._memory._stores[live.table.index["layers.0.norm.weight"]][7] ^= 1
+    stores_of(live)[live.table.index["layers.0.norm.weight"]][7] ^= 1
     with pytest.raises(Exception, match="live bits"):
         replica.slot.sweep()
     assert None is world.follow(replica, 2, seconds=60.0).boot

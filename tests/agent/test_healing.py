@@ -10,12 +10,13 @@ import pytest
 from syncline import faults
 from syncline.errors import EngineUnavailable, EngineUncertain
 from syncline_agent.status import Phase
+from syncline_agent.testing.bits import stores_of
 
 
 def flip(replica: Any, name: str, place: int) -> None:
     """Flip one bit of live memory behind everybody's back."""
     live = replica.live
-    live._memory._stores[live.table.index[name]][place] ^= 1
+    stores_of(live)[live.table.index[name]][place] ^= 1
 
 
 def untouched_place(world: Any, name: str, before: np.ndarray[Any, Any]) -> int:
@@ -156,7 +157,7 @@ def test_an_engine_with_other_base_weights_is_out_of_service_by_name_until_it_is
 ) -> None:
     live = following.live
     for index in range(len(live.table.tensors)):
-        live._memory._stores[index][:] = 7
+        stores_of(live)[index][:] = 7
     applied = live.applied
     with pytest.raises(Exception, match="other base weights"):
         live.prove(applied.lineage, applied.view, applied.version, applied.digest)

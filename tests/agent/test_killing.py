@@ -16,7 +16,7 @@ from syncline import faults
 from syncline.checkpoint import Checkpoint
 from syncline.clock import SystemClock
 from syncline.delta import digest_tensor
-from syncline.errors import SourceNotReady
+from syncline.errors import CheckpointBusy, SourceNotReady
 from syncline.store.keys import RunKeys
 from syncline.store.local import LocalStore
 from syncline.testing.killing import KillableMain, was_killed
@@ -26,8 +26,11 @@ from syncline.wire.records import ConsumerRecord
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.gate import OpenGate
+from syncline_agent.arm.host_memory import HostMemory
+from syncline_agent.arm.layout import Block, Layout
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.policy import Target, encode_target
+from syncline_agent.testing.bits import stores_of
 from syncline_distributor.publisher import Publisher
 from syncline_distributor.settings import PublishSettings
 
@@ -75,7 +78,7 @@ class Engine:
                 assert marker is not None
                 tensors = {s.name: np.array(checkpoint.units(s.name)) for s in checkpoint.table.tensors}
                 live = LiveWeights(checkpoint.table, marker.tiling.tiling, tensors)
-        except SourceNotReady:
+        except (SourceNotReady, CheckpointBusy):
             return
         live.prove(marker.lineage, marker.view, marker.version, marker.digest)
         self.live = live
@@ -86,7 +89,7 @@ class Engine:
         live = self.live
         if live is None or not live.in_service or live.applied is None:
             return None
-        found = total(digest_tensor(s, live._memory._stores[i]) for i, s in enumerate(live.table.tensors))
+        found = total(digest_tensor(s, stores_of(live)[i]) for i, s in enumerate(live.table.tensors))
         return live.applied.version, found.hex
 
     def stop(self) -> None:
@@ -94,6 +97,76 @@ class Engine:
         self._thread.join()
         if self._client is not None:
             self._client.stop()
+
+
+class Island(Engine):
+    """The same, whose weights two ranks share by rows, with a gate of its own."""
+
+    RANKS = 2
+
+    def __init__(self, node_dir: Path) -> None:
+        self.ranks: list[LiveWeights] = []
+        self._clients: list[ArmClient] = []
+        super().__init__(node_dir)
+
+    def _run(self) -> None:
+        while not self.ranks and not self._stopping.wait(0.02):
+            self._load()
+        if self._stopping.is_set():
+            return
+        for rank in (None, *range(self.RANKS)):
+            live, gate = (None, OpenGate(SystemClock())) if rank is None else (self.ranks[rank], None)
+            client = ArmClient(
+                self._node_dir / "arm.sock",
+                ArmIdentity("bare", "default", "pod-0", rank, self.RANKS),
+                live,
+                gate,
+                randomness=random.Random(1),
+                log=structlog.get_logger(),
+            )
+            client.start()
+            self._clients.append(client)
+
+    def _load(self) -> None:
+        if not (self._node_dir / "checkpoint" / ".syncline").is_dir():
+            return
+        checkpoint = Checkpoint.open(self._node_dir / "checkpoint")
+        try:
+            with checkpoint.reading():
+                marker = checkpoint.marker
+                assert marker is not None
+                ranks = [self._load_rank(checkpoint, rank, marker.tiling.tiling) for rank in range(self.RANKS)]
+        except (SourceNotReady, CheckpointBusy):
+            return
+        for live in ranks:
+            live.prove(marker.lineage, marker.view, marker.version, marker.digest)
+        self.ranks = ranks
+
+    def _load_rank(self, checkpoint: Checkpoint, rank: int, tiling: Tiling) -> LiveWeights:
+        table, blocks, stores = checkpoint.table, [], []
+        for tensor, spec in enumerate(table.tensors):
+            rows, columns = spec.shape
+            low, high = (rows * n // self.RANKS for n in (rank, rank + 1))
+            blocks.append(Block(tensor, (low, 0), (high - low, columns), tensor, 0, (columns, 1)))
+            stores.append(np.array(checkpoint.units(spec.name)[low * columns : high * columns]))
+        memory = HostMemory(Layout.of(table, blocks), tiling, stores, loaded=checkpoint.units)
+        return LiveWeights(table, tiling, memory)
+
+    @property
+    def serves(self) -> tuple[int, str] | None:
+        held = {live.applied.version for live in self.ranks if live.in_service and live.applied is not None}
+        if len(held) != 1 or not all(live.in_service for live in self.ranks):
+            return None
+        found = total(
+            digest_tensor(spec, np.concatenate([stores_of(live)[tensor] for live in self.ranks]))
+            for tensor, spec in enumerate(self.ranks[0].table.tensors)
+        )
+        return held.pop(), found.hex
+
+    def stop(self) -> None:
+        super().stop()
+        for client in self._clients:
+            client.stop()
 
 
 class Trainer:
@@ -131,6 +204,17 @@ def wait_for(engine: Engine, wanted: tuple[int, str]) -> None:
 def test_an_agent_killed_anywhere_converges_when_it_is_started_again(
     tmp_path: Path, main: KillableMain, point: str
 ) -> None:
+    kill_and_start_again(tmp_path, main, point, Engine)
+
+
+@pytest.mark.parametrize("point", ["apply.writing", "apply.resumed"])
+def test_an_agent_killed_in_a_commit_of_two_ranks_and_a_gate_converges(
+    tmp_path: Path, main: KillableMain, point: str
+) -> None:
+    kill_and_start_again(tmp_path, main, point, Island)
+
+
+def kill_and_start_again(tmp_path: Path, main: KillableMain, point: str, kind: type[Engine]) -> None:
     trainer = Trainer(tmp_path / "store")
     trainer.publish()
     trainer.publish()
@@ -139,7 +223,7 @@ def test_an_agent_killed_anywhere_converges_when_it_is_started_again(
     node_dir = tmp_path / "n"
     arguments = ["--store", str(tmp_path / "store"), "--target", str(target), "--node-dir", str(node_dir)]
     arguments += ["--poll-seconds", "0.05", "--log-format", "json", "--advance-every", "1"]
-    engine = Engine(node_dir)
+    engine = kind(node_dir)
     try:
         first = main.start(arguments, kill_at=point)
         newest: tuple[int, str] | None = None

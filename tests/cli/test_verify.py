@@ -23,6 +23,7 @@ from syncline_agent.policy import Target, encode_target
 from syncline_agent.replica import Replica
 from syncline_agent.server import make_app
 from syncline_agent.settings import AgentSettings
+from syncline_agent.testing.bits import stores_of
 from syncline_cli import context
 
 Call = Callable[..., Any]
@@ -318,7 +319,7 @@ def test_a_replica_sweeps_its_memory_and_agrees_with_the_store(
 def test_a_flipped_bit_in_live_memory_is_a_difference(syncline: Call, run: Any, agent: tuple[str, Replica]) -> None:
     url, replica = agent
     assert replica.live is not None
-    replica.live._memory._stores[0][7] ^= 1
+    stores_of(replica.live)[0][7] ^= 1
     ended = syncline("verify", "replica", url, *run.options, "--json")
     assert 9 == ended.code
     assert (False, False) == (ended.document["ok"], ended.document["proven"])

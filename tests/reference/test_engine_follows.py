@@ -18,6 +18,7 @@ from syncline.versions import Policy
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.reference import engine as reference_engine
 from syncline_agent.reference import loading
+from syncline_agent.testing.bits import stores_of
 
 Start = Callable[..., Any]
 
@@ -212,7 +213,7 @@ def test_a_live_bit_that_flips_takes_the_replica_out_until_it_is_whole_again(
     events = engine.stream(max_tokens=490)
     next(events)
     live = engine.engine.running.live
-    live._memory._stores[3][17] ^= 1  # what a cosmic ray would do
+    stores_of(live)[3][17] ^= 1  # what a cosmic ray would do
     wait_until(lambda: agent.describe().error is not None)
     assert 503 == engine.http.get("/readyz").status_code
     assert "model.layers.0" in str(agent.describe().error)
@@ -241,7 +242,7 @@ def test_no_token_leaves_that_was_computed_with_bits_which_were_not_read_back(
         computing.wait(0.3)  # the engine goes on computing meanwhile
         name = live.table.tensors[0].name
         place = int(np.flatnonzero(tiny.run.weights(1)[name] != tiny.run.weights(2)[name])[0])
-        live._memory._stores[0][place] ^= 1
+        stores_of(live)[0][place] ^= 1
         return confirm(target)
 
     scheduler = engine.engine.running.scheduler
@@ -360,5 +361,5 @@ def test_sweeps_go_on_after_one_that_could_not_end(
 
     monkeypatch.setattr(live, "sweep", once_out_of_memory)
     wait_until(lambda: len(tries) > 2)
-    live._memory._stores[3][17] ^= 1
+    stores_of(live)[3][17] ^= 1
     wait_until(lambda: live.error is not None)

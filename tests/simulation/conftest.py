@@ -36,6 +36,7 @@ from syncline_agent.fetch import Source
 from syncline_agent.policy import Target, encode_target
 from syncline_agent.replica import Replica
 from syncline_agent.settings import AgentSettings, FollowSettings
+from syncline_agent.testing.bits import stores_of
 from syncline_distributor.keeper import Keeper
 from syncline_distributor.publisher import Publisher
 from syncline_distributor.settings import AnchorSettings, PublishSettings, RetentionSettings
@@ -303,7 +304,7 @@ class Fleet:
             replica.stop_engine()
             self.count("engine killed")
         elif not self.calm and self.random.random() < 0.05:
-            units = live._memory._stores[self.random.randrange(len(live.table.tensors))]
+            units = stores_of(live)[self.random.randrange(len(live.table.tensors))]
             units[self.random.randrange(units.size)] ^= 1 << self.random.randrange(16)
             self._sweep(replica)  # what no sweep has looked at is not promised
             self.count("bit flipped")
@@ -384,7 +385,7 @@ def memory_digest(replica: Replica) -> str:
     live = replica.live
     assert live is not None
     table: TensorTable = live.table
-    return total(digest_tensor(spec, live._memory._stores[i]) for i, spec in enumerate(table.tensors)).hex
+    return total(digest_tensor(spec, stores_of(live)[i]) for i, spec in enumerate(table.tensors)).hex
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class Answerer:
         self._node_dir = node_dir
         self._refusal = refusal
         self._log = log
-        self._alone = gate is not None and live is not None and ranks == 1
+        self._alone = gate is not None and live is not None and ranks == 1 and live.is_whole
         self._failed = None if gate is None or self._alone else UNPROVEN
         """Why the gate serves nothing."""
         self._writing = False

@@ -109,9 +109,14 @@ class LiveWeights:
         return self._error is None and applied is not None and applied.proven
 
     @property
+    def is_whole(self) -> bool:
+        """All of the view is held here."""
+        return self._memory.layout.is_whole
+
+    @property
     def holds(self) -> Sequence[tuple[Band, Digest]] | None:
         """The bands that this rank holds, with the digest that each should have now; None for the view whole."""
-        if self._memory.layout.is_whole:
+        if self.is_whole:
             return None
         with self._lock:
             return _named(self._memory.layout, self._digests)
