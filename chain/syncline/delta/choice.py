@@ -1,4 +1,4 @@
-"""Which codec a tensor gets: the cheapest by bytes on the slowest link and time on one core, measured on a few of its frames."""
+"""Which codec a tensor gets: the cheapest by bytes on the slowest link and time on sixteen cores, measured on a few of its frames."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from syncline.codecs.base import Codec, FrameChange
 from syncline.codecs.registry import CODECS, codec_named
 from syncline.delta.comparing import PILOT_FRAMES
-from syncline.wire.limits import CODEC_CONTEXT, CODEC_NAMES, CODEC_RAW, FRAME_MIN_UNITS
+from syncline.wire.limits import CODEC_CONTEXT, CODEC_NAMES, CODEC_RAW
 
-SMALL_UNITS = FRAME_MIN_UNITS
-"""Tensors below it (norms, scales) are never taken for dense: their few changes cost no time, so every codec is weighed."""
 PILOT_UNITS = 1 << 16
 """Of each pilot frame: a change's cost is told by a few hundred changes as well as by ten thousand."""
 
@@ -27,7 +25,7 @@ class CodecChoice:
     cores: int = 16
     """That share the work on either side; frames are independent."""
     dense_ratio: float = 0.75
-    """Share changed from which a tensor that is not small goes `raw` without a pilot (high learning rates, Muon)."""
+    """Share changed from which `raw` is weighed too (FP32 views, high learning rates): below it, it never wins."""
 
     @property
     def takes_context(self) -> bool:
@@ -35,7 +33,7 @@ class CodecChoice:
         return self.forced is None or self.forced == CODEC_NAMES[CODEC_CONTEXT]
 
     def is_dense(self, changed: int, units: int) -> bool:
-        """Whether frames of so many units go `raw`."""
+        """Whether frames of so many units are dense: `raw` may be the least for them, and they share no table with sparse ones."""
         if self.forced is not None:
             return self.forced == CODECS[CODEC_RAW].name
         return changed >= self.dense_ratio * units
@@ -51,8 +49,6 @@ class CodecChoice:
         units = sum(change.units for change in pilot)
         changed = sum(change.positions.size for change in pilot)
         dense = self.is_dense(changed, units)
-        if dense and units >= SMALL_UNITS:
-            return CODECS[CODEC_RAW]
         heads = [change.head(PILOT_UNITS) for change in pilot]
         sample = [head for head in heads if head.positions.size] or [pilot[0]]
         units = sum(change.units for change in sample)
@@ -61,7 +57,7 @@ class CodecChoice:
         def seconds(codec: Codec) -> float:
             return (units * codec.seconds_per_unit + changed * codec.seconds_per_change) / self.cores
 
-        # raw always loses below the dense threshold; leaving it out saves a copy of every pilot frame
+        # leaving raw out below the dense threshold saves a copy of every pilot frame
         weighed = [codec for codec in CODECS.values() if dense or codec.id != CODEC_RAW]
         candidates = weighed if context is None else [*weighed, context]
         best, least = CODECS[CODEC_RAW], float("inf")

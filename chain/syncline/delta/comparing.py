@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,8 @@ Units = NDArray[np.unsignedinteger]
 
 BATCH_FRAMES = 64
 """Frames that are compared at a time, at most. Scratch is held a thread, not a frame."""
+BUSY_FRAMES = 16
+"""Frames that are compared at a time whatever they hold, so that many threads have work."""
 PILOT_FRAMES = 3
 FRAME_BYTES = 4096
 """What a held frame takes beside its arrays' content, about: of a hundred thousand small tensors it is most."""
@@ -71,10 +73,11 @@ class TensorComparison:
             count_nonfinite(self.spec, found.new),
         )
 
-    def batches(self) -> Iterator[range]:
-        """Frame indices; the first few apart, because a codec is chosen from them."""
-        size = PILOT_FRAMES
-        at = 0
-        while at < self.grid.count:
-            yield range(at, min(at + size, self.grid.count))
-            at, size = at + size, BATCH_FRAMES
+    def first(self) -> range:
+        """Indices of the first frames: few, because nothing is known of how much changed."""
+        return range(min(PILOT_FRAMES, self.grid.count))
+
+    def following(self, batch: range, held: int, most: int) -> range:
+        """Indices of the frames to compare after `batch`, which took `held` bytes; they take about `most` if they are alike."""
+        alike = most * len(batch) // held if held else BATCH_FRAMES
+        return range(batch.stop, min(batch.stop + min(max(alike, BUSY_FRAMES), BATCH_FRAMES), self.grid.count))

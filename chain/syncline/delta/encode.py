@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.codecs.base import Codec
-from syncline.codecs.registry import CODECS
-from syncline.delta.choice import SMALL_UNITS, CodecChoice
+from syncline.delta.choice import CodecChoice
 from syncline.delta.comparing import TensorComparison
 from syncline.delta.grouping import HELD_BYTES, SPAN_BYTES, Group
 from syncline.delta.packing import Packer
@@ -19,7 +18,7 @@ from syncline.delta.parallel import in_order
 from syncline.errors import LayoutRefused
 from syncline.wire.chunk import EncodedFrame
 from syncline.wire.digest import Digest, total
-from syncline.wire.limits import CHUNK_TARGET_BYTES, CODEC_RAW
+from syncline.wire.limits import CHUNK_TARGET_BYTES
 from syncline.wire.records import ChunkRef, Statistics
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
@@ -101,6 +100,7 @@ class DeltaEncoder:
         self._executor = executor
         self._choice = choice or CodecChoice()
         self._packer = Packer(nonce, sink, target_bytes)
+        self._held_bytes = held_bytes
         self._group = Group(self._choice, executor, held_bytes=held_bytes, span_bytes=span_bytes)
         self._totals = DeltaTotals()
         self._previous = -1
@@ -118,26 +118,17 @@ class DeltaEncoder:
         comparison = TensorComparison(spec, spec.grid(self._tiling), old, new)
         changed = nonfinite = 0
         digest_change = Digest()
-        for batch in comparison.batches():
+        batch = comparison.first()
+        while batch:
             compared = [c for c in in_order(self._executor, comparison.compare, batch) if c is not None]
             digest_change = total([digest_change, *(frame.digest_change for frame in compared)])
             moved = sum(int(frame.change.positions.size) for frame in compared)
-            large = bool(compared) and spec.units >= SMALL_UNITS
-            if large and self._choice.is_dense(moved, sum(frame.change.units for frame in compared)):
-                raw = CODECS[CODEC_RAW]
-                for frame in compared:  # encoded now: so many changes are more to hold than what they are sent as
-                    self._group.pass_on(
-                        tensor,
-                        raw,
-                        EncodedFrame(frame.index, frame.change.positions.size, raw.encode(frame.change)),
-                        self._take,
-                    )
-            else:
-                self._group.add(tensor, spec, old, compared)
+            self._group.add(tensor, spec, old, compared)
             if self._group.full:
                 self._flush()
             changed += moved
             nonfinite += sum(frame.nonfinite for frame in compared)
+            batch = comparison.following(batch, sum(frame.nbytes for frame in compared), self._held_bytes)
         self._totals.nonfinite += nonfinite
         return TensorChange(tensor, changed, digest_change, nonfinite)
 

@@ -20,7 +20,7 @@ from syncline.codecs.context.counts import Integers, count_symbols, count_units
 from syncline.codecs.context.sharing import Kind, Kinds
 from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
-from syncline.delta.comparing import FRAME_BYTES, ComparedFrame
+from syncline.delta.comparing import ComparedFrame
 from syncline.delta.parallel import in_order
 from syncline.wire.chunk import EncodedFrame
 from syncline.wire.limits import CODEC_SPARSE
@@ -39,24 +39,16 @@ Take = Callable[[int, Codec, EncodedFrame], None]
 
 @dataclass(slots=True)
 class _Run:
-    """Changed frames of one tensor."""
+    """Changed frames of one tensor, either dense or not: neither tells what the other is coded by."""
 
     tensor: int
     spec: TensorSpec
     units: int
     """Of these frames."""
     frames: list[ComparedFrame]
+    dense: bool
     kind: Kind | None = None
     """What it shares tables with; None where the context coder does not have its dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A frame that waits only for those before it."""
-
-    tensor: int
-    codec: Codec
-    frame: EncodedFrame
 
 
 class Group:
@@ -74,7 +66,7 @@ class Group:
         self._executor = executor
         self._held_most = held_bytes
         self._span_most = span_bytes
-        self._runs: list[_Run | _Ready] = []
+        self._runs: list[_Run] = []
         self._kinds = Kinds()
         self._held = 0
         self._span = 0
@@ -90,9 +82,10 @@ class Group:
         if not frames:
             return
         units = sum(frame.change.units for frame in frames)  # coded ones: the others tell their coder nothing
+        dense = self._choice.is_dense(sum(frame.change.positions.size for frame in frames), units)
         run = self._runs[-1] if self._runs else None
-        if not isinstance(run, _Run) or run.tensor != tensor:
-            run = _Run(tensor, spec, 0, [])
+        if run is None or (run.tensor, run.dense) != (tensor, dense):
+            run = _Run(tensor, spec, 0, [], dense)
             self._runs.append(run)
         run.frames += frames
         run.units += units
@@ -101,28 +94,17 @@ class Group:
         alphabet = ALPHABETS.get(spec.dtype)
         if alphabet is None or not self._choice.takes_context:
             return
-        run.kind = kind = self._kinds.of(spec.dtype, spec.name, alphabet)
+        run.kind = kind = self._kinds.of(spec.dtype, spec.name, alphabet, dense=dense)
         for frame in frames:
             count_symbols(alphabet, frame.change.before, frame.change.after, kind.counts.symbols)
         if self._sample is None or self._sample[0] != tensor:
             self._sample = tensor, count_units(alphabet, old)  # once a tensor: a look at it all, however large it is
         kind.counts.units[:] += self._sample[1] * units // old.size
 
-    def pass_on(self, tensor: int, codec: Codec, frame: EncodedFrame, take: Take) -> None:
-        """Let an encoded frame follow what is held: at once where nothing is. A dense tensor between others costs them no table."""
-        if not self._runs:
-            take(tensor, codec, frame)
-            return
-        self._runs.append(_Ready(tensor, codec, frame))
-        self._held += FRAME_BYTES + len(frame.payload)
-
     def encode(self, take: Take) -> None:
         """Encode everything that is held, in order, and hold nothing."""
         self._kinds.share_tables(exact=True)
         for run in self._runs:
-            if isinstance(run, _Ready):
-                take(run.tensor, run.codec, run.frame)
-                continue
             pilot = [frame.change for frame in run.frames]
             codec = self._choice.choose(pilot, _context(run), table_changes=run.kind.sharing if run.kind else 1)
             for frame, (used, payload) in zip(

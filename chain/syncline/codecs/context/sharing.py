@@ -37,8 +37,9 @@ class Kinds:
     def __init__(self) -> None:
         self._kinds: dict[str, Kind] = {}
 
-    def of(self, dtype: str, name: str, alphabet: Alphabet) -> Kind:
-        """The kind of a tensor."""
+    def of(self, dtype: str, name: str, alphabet: Alphabet, *, dense: bool = False) -> Kind:
+        """The kind of a tensor; its frames that change nearly everywhere (`dense`) are another."""
+        dtype = f"dense {dtype}" if dense else dtype
         known = kind_of(dtype, name)
         if known not in self._kinds and len(self._kinds) >= KINDS_MOST:
             known = dtype  # names that say nothing: whatever else there is of the dtype is one kind
