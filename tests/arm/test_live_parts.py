@@ -191,7 +191,7 @@ def test_a_live_bit_of_a_part_is_found_inside_and_outside_a_delta(
 
 def test_a_shadow_that_was_altered_is_noticed_and_made_whole_by_a_checkpoint(island: Island, tmp_path: Path) -> None:
     island.proved(1)
-    for shadow in island.loaded[1].memory._shadows.values():
+    for shadow in island.loaded[1].memory._shadows.units.values():
         shadow ^= 1
     try:
         assert island.run.digest(2) != island.stage(island.request(1, 2))

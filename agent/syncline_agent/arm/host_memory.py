@@ -5,7 +5,7 @@ It never copies a tensor; beside the stores it holds a shadow of each frame that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from syncline import delta, faults
 from syncline.checkpoint import Checkpoint
-from syncline.delta import Delta, Place, StagedFrame, StagedTensor
+from syncline.delta import Delta, Place, StagedTensor
 from syncline.errors import LayoutRefused
-from syncline.kernels import frames as kernels
 from syncline.kernels.digest import digest_frame
-from syncline.wire.digest import Digest, seeds, total
+from syncline.wire.digest import Digest, seeds
 from syncline.wire.tensors import TensorTable
-from syncline.wire.tiling import Frame, Tiling
-from syncline_agent.arm.layout import Layout, end_of, shape_of
+from syncline.wire.tiling import Tiling
+from syncline_agent.arm.layout import Layout, end_of
 from syncline_agent.arm.memory import Changes
 from syncline_agent.arm.placing import InPlace, Part, Strewn, place
-from syncline_agent.arm.strewn import StrewnChange, change_strewn, collect, digest_spot
+from syncline_agent.arm.shadows import Shadows, StrewnChanges
+from syncline_agent.arm.strewn import HostStores, StrewnChange
 
 Units = NDArray[Any]
 """A flat, contiguous row of unsigned units (wire.dtypes)."""
@@ -97,16 +97,7 @@ class HostMemory:
         self._stores = stores
         self._places = lru_cache(maxsize=_PLACED)(lambda tensor: place(layout, tensor, tiling))
         self._seeds = [seeds(spec.name) for spec in layout.table.tensors]
-        self._shadows: dict[tuple[int, int], Units] = {}
-        for tensor, spec in enumerate(layout.table.tensors):
-            for frame in self._strewn(tensor) if layout.holds_part(tensor) else ():
-                if frame.is_whole:
-                    continue
-                if loaded is None:
-                    raise LayoutRefused(
-                        f"frame {frame.index} of {spec.name} is held in part; give the checkpoint that was loaded"
-                    )
-                self._shadows[tensor, frame.index] = kernels.view(loaded(spec.name), frame.frame).copy()
+        self._shadows = Shadows(layout, tiling, self._places, HostStores(stores), loaded)
 
     @classmethod
     def whole(cls, table: TensorTable, tiling: Tiling, tensors: Mapping[str, Units]) -> Self:
@@ -117,7 +108,7 @@ class HostMemory:
     @property
     def shadow_bytes(self) -> int:
         """Host memory beside the stores, for as long as they live."""
-        return sum(shadow.nbytes for shadow in self._shadows.values())
+        return self._shadows.nbytes
 
     def parts(self, tensor: int) -> Sequence[Part]:
         return self._places(tensor).parts
@@ -129,12 +120,9 @@ class HostMemory:
     def stage(self, deltas: Sequence[Delta], *, executor: Executor | None = None) -> HostChanges:
         changes: list[_Change] = []
         for tensor in sorted({t for parsed in deltas for t in parsed.tensors}):
-            before = partial(self._before, tensor)
-            staged = delta.stage_tensor(self.table, self.tiling, tensor, before, deltas, executor=executor)
-            frames = self._places(tensor).frames
-            in_place = [f for f in staged.frames if isinstance(frames[f.frame], InPlace)]
-            strewn = [f for f in staged.frames if isinstance(frames[f.frame], Strewn)]
-            self._add(changes, tensor, in_place, strewn)
+            in_place = partial(self._in_place, tensor)
+            staged = delta.stage_tensor(self.table, self.tiling, tensor, in_place, deltas, executor=executor)
+            self._add(changes, staged, self._shadows.stage(tensor, deltas, executor=executor))
         return HostChanges(changes)
 
     def stage_checkpoint(self, checkpoint: Checkpoint, *, executor: Executor | None = None) -> HostChanges:
@@ -143,8 +131,7 @@ class HostMemory:
             new = checkpoint.units(spec.name)
             in_place = partial(self._in_place, tensor)
             staged = delta.stage_whole(spec, self.tiling, tensor, in_place, new, executor=executor)
-            strewn = [self._differing(tensor, frame, new) for frame in self._strewn(tensor)]
-            self._add(changes, tensor, staged.frames, [frame for frame in strewn if frame.positions.size])
+            self._add(changes, staged, self._shadows.stage_whole(tensor, new))
         return HostChanges(changes)
 
     def scatter(self, changes: Changes, *, undo: bool) -> None:
@@ -173,102 +160,53 @@ class HostMemory:
             old, new = (np.full(tiny.units, bits, f"<u{spec.unit_bytes}") for bits in (0, 1))
             memory = HostMemory.whole(TensorTable(tensors=[tiny]), self.tiling, {tiny.name: old})
             changes: list[_Change] = []
-            memory._add(changes, 0, delta.stage_whole(tiny, self.tiling, 0, old, new).frames, [])
+            memory._add(changes, delta.stage_whole(tiny, self.tiling, 0, old, new), {})
             memory._write(changes[0], undo=False)
             memory._stands(changes[0], undo=False)
             memory.digests(0, range(1))
-
-    def _strewn(self, tensor: int) -> Iterator[Strewn]:
-        return (frame for frame in self._places(tensor).frames.values() if isinstance(frame, Strewn))
 
     def _in_place(self, tensor: int, index: int) -> Place | None:
         frame = self._places(tensor).frames.get(index)
         return Place(self._stores[frame.store], frame.there) if isinstance(frame, InPlace) else None
 
-    def _before(self, tensor: int, index: int) -> Place | None:
-        """What a delta of the frame is decoded against."""
-        frame = self._places(tensor).frames.get(index)
-        if not isinstance(frame, Strewn):
-            return self._in_place(tensor, index)
-        shadow = self._shadows.get((tensor, index))
-        units = collect(frame, self._stores, None) if shadow is None else shadow
-        return Place(units, Frame(0, 1, units.size, units.size))
-
-    def _differing(self, tensor: int, frame: Strewn, new: Units) -> StagedFrame:
-        """Where the frame's live units, or those of its shadow, are not those of the whole tensor `new`."""
-        wanted, shadow = kernels.view(new, frame.frame), self._shadows.get((tensor, frame.index))
-        found = collect(frame, self._stores, shadow)
-        differs = found != wanted
-        if shadow is not None:
-            differs |= shadow != wanted
-        positions = np.flatnonzero(differs).astype(np.uint32)
-        return StagedFrame(
-            frame.index, positions, wanted[positions], (found if shadow is None else shadow)[positions], Digest()
-        )
-
-    def _add(
-        self, changes: list[_Change], tensor: int, in_place: Sequence[StagedFrame], strewn: Sequence[StagedFrame]
-    ) -> None:
+    def _add(self, changes: list[_Change], in_place: StagedTensor, strewn: StrewnChanges) -> None:
         """Add what changes in a tensor, if anything does."""
-        if not in_place and not strewn:
+        if not in_place.frames and not strewn:
             return
-        spec, places = self.table.tensors[tensor], self._places(tensor)
+        places = self._places(in_place.tensor)
         digests: dict[int, Digest] = {}
         held: dict[int, Place] = {}
-        for frame in in_place:
+        for frame in in_place.frames:
             lies = places.frames[frame.frame]
             assert isinstance(lies, InPlace)
             held[frame.frame] = Place(self._stores[lies.store], lies.there)
             digests[lies.part] = frame.digest_change
-        of_frame: dict[int, StrewnChange] = {}
-        for frame in strewn:
-            lies = places.frames[frame.frame]
-            assert isinstance(lies, Strewn)
-            shadowed = (tensor, frame.frame) in self._shadows
-            of_frame[frame.frame] = change = change_strewn(
-                lies, shape_of(spec), self._stores, frame, shadowed=shadowed, seed=self._seeds[tensor]
-            )
+        for change in strewn.values():
             digests |= change.digests
-        whole = StagedTensor(
-            tensor,
-            in_place,
-            sum(int(frame.positions.size) for frame in in_place),
-            total(frame.digest_change for frame in in_place),
-        )
-        changes.append(_Change(tensor, whole, held, of_frame, digests))
+        changes.append(_Change(in_place.tensor, in_place, held, strewn, digests))
 
     def _write(self, change: _Change, *, undo: bool) -> None:
         spec = self.table.tensors[change.tensor]
         delta.scatter(spec, self.tiling, change.places.get, change.in_place, undo=undo)
-        for index, strewn in change.strewn.items():
+        for strewn in change.strewn.values():
             for write in strewn.writes:
                 self._stores[write.store][write.places] = write.old if undo else write.new
-            shadow = strewn.shadow
-            if shadow is not None:
-                self._shadows[change.tensor, index][shadow.positions] = shadow.old if undo else shadow.new
+        self._shadows.write(change.tensor, change.strewn, undo=undo)
 
     def _stands(self, change: _Change, *, undo: bool) -> bool:
         spec = self.table.tensors[change.tensor]
         if not delta.read_back(spec, self.tiling, change.places.get, change.in_place, undo=undo):
             return False
-        for index, strewn in change.strewn.items():
+        for strewn in change.strewn.values():
             for write in strewn.writes:
                 if not np.array_equal(self._stores[write.store][write.places], write.old if undo else write.new):
                     return False
-            shadow = strewn.shadow
-            if shadow is not None:
-                found = self._shadows[change.tensor, index][shadow.positions]
-                if not np.array_equal(found, shadow.old if undo else shadow.new):
-                    return False
-        return True
+        return self._shadows.stand(change.tensor, change.strewn, undo=undo)
 
     def _digest(self, tensor: int, part: int, frame: InPlace | Strewn) -> Digest:
         if isinstance(frame, InPlace):
             return digest_frame(self._stores[frame.store], frame.there, frame.frame, self._seeds[tensor])
-        shape = shape_of(self.table.tensors[tensor])
-        return total(
-            digest_spot(spot, shape, self._stores, self._seeds[tensor]) for spot in frame.spots if spot.part == part
-        )
+        return self._shadows.digest(tensor, part, frame)
 
 
 def check_fits(table: TensorTable, tensors: Mapping[str, Units]) -> None:

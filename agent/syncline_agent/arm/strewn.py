@@ -1,4 +1,4 @@
-"""Frames that do not lie as rows in host memory: collected to be read, and changed place by place (placing.Strewn).
+"""Frames that do not lie as rows in a rank's memory: collected to be read, and changed place by place (placing.Strewn).
 
 Everything here is bounded by a frame. Where a frame is held in part, the rest of it stands in a *shadow*: the whole
 frame on the host, kept at the version that is live, so that deltas decode against it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,31 @@ from syncline.wire.tiling import Frame
 from syncline_agent.arm.placing import Spot, Strewn, rows_in_tensor
 
 Units = NDArray[Any]
+
+
+class Stores(Protocol):
+    """Live storages, as the host reads them."""
+
+    def box(self, spot: Spot) -> Units:
+        """The spot's live units in the shape of its box, not to be written to: a view, or a copy made now."""
+        ...
+
+    def take(self, store: int, places: NDArray[np.int64]) -> Units:
+        """A copy of the live units at these places of a store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostStores:
+    """Stores of numpy arrays."""
+
+    arrays: Sequence[Units]
+
+    def box(self, spot: Spot) -> Units:
+        return _box(self.arrays[spot.store], spot.base, spot.size, spot.strides)
+
+    def take(self, store: int, places: NDArray[np.int64]) -> Units:
+        return self.arrays[store][places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +81,18 @@ class StrewnChange:
         return sum(write.nbytes for write in self.writes) + (self.shadow.nbytes if self.shadow is not None else 0)
 
 
-def collect(frame: Strewn, stores: Sequence[Units], shadow: Units | None) -> Units:
+def collect(frame: Strewn, stores: Stores, shadow: Units | None) -> Units:
     """The frame in its own order, in memory of its own: from live memory, and where it is not held from the shadow."""
-    dtype = stores[frame.spots[0].store].dtype
-    units = np.empty(frame.frame.units, dtype) if shadow is None else shadow.copy()
-    for spot in frame.spots:
-        _box(units, spot.first, spot.size, frame.strides)[...] = held(spot, stores)
+    boxes = [stores.box(spot) for spot in frame.spots]
+    units = np.empty(frame.frame.units, boxes[0].dtype) if shadow is None else shadow.copy()
+    for spot, box in zip(frame.spots, boxes, strict=True):
+        _box(units, spot.first, spot.size, frame.strides)[...] = box
     return units
 
 
-def held(spot: Spot, stores: Sequence[Units]) -> Units:
-    """The spot's live units, in the shape of its box: a view."""
-    return _box(stores[spot.store], spot.base, spot.size, spot.strides)
-
-
-def digest_spot(spot: Spot, shape: Sequence[int], stores: Sequence[Units], seed: tuple[int, int]) -> Digest:
+def digest_spot(spot: Spot, shape: Sequence[int], stores: Stores, seed: tuple[int, int]) -> Digest:
     """What the spot's live units add to the digest of their tensor, which has `shape`."""
-    units = np.ascontiguousarray(held(spot, stores)).reshape(-1)
+    units = np.ascontiguousarray(stores.box(spot)).reshape(-1)
     found, done = Digest(), 0
     for rows in rows_in_tensor(shape, spot):
         found += digest_frame(units, Frame(done, 1, rows.units, rows.units), rows, seed)
@@ -83,7 +103,7 @@ def digest_spot(spot: Spot, shape: Sequence[int], stores: Sequence[Units], seed:
 def change_strewn(
     frame: Strewn,
     shape: Sequence[int],
-    stores: Sequence[Units],
+    stores: Stores,
     staged: StagedFrame,
     *,
     shadowed: bool,
@@ -100,10 +120,11 @@ def change_strewn(
         for index, start, size, stride in zip(indices, spot.start, spot.size, spot.strides, strict=True):
             inside &= (index >= start) & (index < start + size)
             places += (index - start) * stride
-        old = stores[spot.store][places[inside]]
-        moved = np.flatnonzero(inside)[old != staged.new[inside]]
+        old = stores.take(spot.store, places[inside])
+        differs = old != staged.new[inside]
+        moved = np.flatnonzero(inside)[differs]
         if moved.size:
-            write = Write(spot.store, places[moved], staged.new[moved], stores[spot.store][places[moved]])
+            write = Write(spot.store, places[moved], staged.new[moved], old[differs])
             writes.append(write)
             change = change_digest(frame.frame, staged.positions[moved], write.old, write.new, seed)
             digests[spot.part] = digests.get(spot.part, Digest()) + change
