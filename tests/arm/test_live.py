@@ -290,6 +290,23 @@ def test_a_live_bit_flipped_outside_a_delta_is_found_by_the_sweep(
     make_whole(run, live, memory, ask, tmp_path)
 
 
+def test_a_checkpoint_staged_over_a_doubt_outlives_a_sweep_that_finds_the_same(
+    run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, tmp_path: Path
+) -> None:
+    memory["a.weight"][7] ^= 1
+    with pytest.raises(DigestMismatch):
+        live.sweep()
+    run.checkpoint(tmp_path / "whole", 2)
+    live.stage(ask(1, 2, checkpoint=tmp_path / "whole"))
+    live.ready(2)
+    with pytest.raises(DigestMismatch):
+        live.sweep()  # the engine's own, on its way when the agent came
+    live.scatter(2)
+    live.confirm(2)
+    assert live.sweep().proven
+    assert (run.weights(2)["a.weight"] == memory["a.weight"]).all()
+
+
 def test_what_was_staged_before_a_doubt_is_not_written(
     run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask
 ) -> None:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from syncline import faults
 from syncline.errors import DigestMismatch, EngineUncertain
 from syncline.versions import Policy
+from syncline_agent.arm import messages
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.reference import engine as reference_engine
 from syncline_agent.reference import loading
@@ -166,29 +167,59 @@ def test_an_engine_that_starts_from_other_base_weights_refuses_by_name_and_can_b
     tiny.check_replay(engine.complete()["choices"][0])
 
 
-def test_an_agent_killed_between_ready_and_scatter_costs_a_pause_only(tiny: Any, engine_here: Start) -> None:
+@pytest.mark.parametrize(("at", "version"), [("apply.ready", 1), ("apply.writing", 1), ("apply.resumed", 2)])
+def test_an_agent_killed_in_a_commit_costs_a_pause_only(tiny: Any, engine_here: Start, at: str, version: int) -> None:
     class Gone(BaseException):
         pass
 
     def die(point: str) -> None:
-        if point == "apply.ready":
+        if point == at:
             raise Gone
 
     engine = engine_here()
-    with ArmServer(tiny.socket) as first:
-        assert first.wait_connected(10)
-        first.stage(tiny.request(1, 2))
-        faults.install_hook(die)
-        try:
-            with pytest.raises(Gone):
-                first.commit(2, Policy.KEEP)
-        finally:
-            faults.install_hook(None)
-    assert 1 == engine.complete()["choices"][0]["weight_version"]["end"]
+    with ThreadPoolExecutor(1) as client:
+        with ArmServer(tiny.socket) as first:
+            assert first.wait_connected(10)
+            first.stage(tiny.request(1, 2))
+            events = engine.stream(max_tokens=450)
+            seen = [next(events)]
+            faults.install_hook(die)
+            try:
+                with pytest.raises(Gone):
+                    first.commit(2, Policy.KEEP)
+            finally:
+                faults.install_hook(None)
+        rest = client.submit(lambda: list(events))
+        seen += rest.result(60)
+    last = seen[-1]["choices"][0]
+    assert ("length", version) == (last["finish_reason"], last["weight_version"]["end"])
+    assert version == engine.complete()["choices"][0]["weight_version"]["end"]
     with ArmServer(tiny.socket) as second:
         assert second.wait_connected(10)
-        second.stage(tiny.request(1, 3))
+        second.stage(tiny.request(version, 3))
         assert 3 == second.commit(3, Policy.KEEP).version
+
+
+def test_an_engine_told_that_it_failed_serves_nothing_until_it_is_proven(
+    tiny: Any, agent: ArmServer, engine_here: Start
+) -> None:
+    engine = engine_here()
+    assert agent.wait_connected(10)
+    (gate,) = agent._island.whole().arms
+    with ThreadPoolExecutor(1) as client:
+        events = engine.stream(max_tokens=490)
+        next(events)
+        rest = client.submit(lambda: list(events))
+        # While the agent does nothing else: it would prove the engine again at once.
+        with agent._calling:
+            gate.ask(lambda i: messages.Fail(id=i, reason="another rank is gone"), messages.Done, 10)
+            assert "another rank is gone" == rest.result(30)[-1]["error"]["message"]
+            answer = engine.http.get("/readyz")
+            assert (503, "another rank is gone") == (answer.status_code, answer.json()["reason"])
+            assert 503 == engine.http.post("/v1/completions", json={"prompt": "1"}).status_code
+            assert "another rank is gone" == engine.status()["error"]
+    engine.wait_ready()
+    tiny.check_replay(engine.complete()["choices"][0])
 
 
 def test_an_engine_sweeps_by_itself_and_says_what_it_finds(tiny: Any, agent: ArmServer, engine_here: Start) -> None:

@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from syncline_agent.arm.messages import Call, Hold, Ready, Sweep
 
 TOKEN_FILE = "arm.token"
 HANDSHAKE_TIMEOUT_S = 5.0
+SETTLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,8 @@ class ArmClient:
                 self._channel, self._connection = None, "connecting"
                 channel.close()
                 self._answerer.release()
-                self._calls.submit(self._in_turn, self._answerer.settle)
+                settled = self._calls.submit(self._in_turn, self._answerer.settle)
+                wait([settled], SETTLE_S)  # so that the next hello says how it ended
             self._stopping.wait(self._backoff.seconds(0, self._random.random()))
 
     def _connect(self) -> Channel:

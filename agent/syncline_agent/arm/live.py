@@ -303,8 +303,10 @@ class LiveWeights:
             raise DigestMismatch(str(self._error))
 
     def _doubt(self, error: str) -> None:
-        """Out of service, and what was staged on such memory is void. The caller holds the lock."""
-        self._staged = self._ready = None
+        """Out of service, and what was staged on memory that was thought to be good is void; what was staged after that was
+        compared with the bits themselves. The caller holds the lock."""
+        if self._error is None:
+            self._staged = self._ready = None
         self._doubts += 1
         self._swept = False
         self._error = error
