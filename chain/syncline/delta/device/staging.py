@@ -1,7 +1,7 @@
-"""A delta against weights in device memory: decoded into staged changes, checked, then written by one scatter.
+"""Deltas and checkpoints against weights in device memory: decoded into staged changes, checked, then written by one scatter.
 
-Frames of the context coder are decoded by the kernels, many tensors in a launch; other frames on the host. Nothing live is written
-before every frame was decoded and found whole.
+A frame that one delta changes by the context coder is decoded where it lies, many tensors in a launch; any other is made beside the live
+one, slab by slab. Nothing live is written before every frame was decoded and found whole.
 """
 
 # pyright: basic
@@ -9,74 +9,106 @@ before every frame was decoded and found whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from syncline.codecs.context.codec import FAULTS, ContextCodec, lanes_of, split_lanes
-from syncline.delta.device.memory import host_frame
+from syncline.codecs.context.codec import ContextCodec, lanes_of
+from syncline.delta.device.coded import DeviceTables, decode_alike
+from syncline.delta.device.held import HeldFrames, Kind, Rows
+from syncline.delta.device.memory import to_device, to_host
+from syncline.delta.device.slabs import SLAB_BYTES, Slab, slabs
+from syncline.delta.parallel import in_order
 from syncline.delta.parsed import CodedFrame, Delta
 from syncline.errors import FrameCorrupt
+from syncline.kernels import frames as host_frames
 from syncline.kernels.gpu import scatter as commit
-from syncline.kernels.gpu.arrange import arrange
-from syncline.kernels.gpu.batch import CodedFrames, DeviceTable, FrameBatch, Staged, Walk, unit_view, walk_of
-from syncline.kernels.gpu.decode import decode
+from syncline.kernels.gpu.batch import FrameBatch, Staged, unit_view
 from syncline.kernels.gpu.digest import TensorPlaces, change_digest, sweep
 from syncline.wire.digest import MASK64, Digest, seeds, total
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Frame, Tiling
 
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A changed frame."""
-
-    tensor: int
-    spec: TensorSpec
-    index: int
-    frame: Frame
-    coded: CodedFrame
+_LAUNCH_BYTES = 64 << 20
+"""Payload of a launch, at most: the copy on the device, and the one that it is made from."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Frames of one launch."""
+class StagedPart:
+    """Changes of the frames of one launch, in device memory. Nothing is live yet."""
 
+    tensors: Sequence[int]
+    frames: Sequence[int]
+    """By frame of the batch: its tensor, and its index there."""
     batch: FrameBatch
     staged: Staged
+    digests: Sequence[Digest]
+    """By frame: what scattering adds to its tensor's digest."""
+
+    @property
+    def changed(self) -> int:
+        return self.staged.positions.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory."""
+        arrays = (self.batch.bases, self.batch.lengths, self.batch.strides, self.batch.units)
+        staged = self.staged
+        arrays += (staged.firsts, staged.changed, staged.positions, staged.old, staged.new)
+        return sum(array.nbytes for array in arrays)
+
+    def write(self, *, undo: bool) -> None:
+        """Make the new bits live, or the old ones again. Queued on the current stream."""
+        (commit.undo if undo else commit.scatter)(self.batch, self.staged)
+
+    def missing(self, *, undo: bool) -> Tensor:
+        """int32, by frame: places that do not hold the new bits, or the old ones. Queued on the current stream."""
+        return commit.missing(self.batch, self.staged, self.staged.old if undo else self.staged.new)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStaged:
     """Changes of a delta in device memory: position, old and new bits. Nothing is live yet."""
 
-    parts: Sequence[_Part]
-    changed: int
-    digest_changes: Mapping[int, Digest]
-    """What scattering adds to each changed tensor's digest."""
+    parts: Sequence[StagedPart]
+
+    @property
+    def changed(self) -> int:
+        return sum(part.changed for part in self.parts)
 
     @property
     def nbytes(self) -> int:
         """Device memory of the staged changes."""
-        return sum(t.nbytes for p in self.parts for t in (p.staged.positions, p.staged.old, p.staged.new))
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def digest_changes(self) -> dict[int, Digest]:
+        """What scattering adds to each changed tensor's digest."""
+        changes: dict[int, Digest] = {}
+        for part in self.parts:
+            for tensor, change in zip(part.tensors, part.digests, strict=True):
+                changes[tensor] = changes.get(tensor, Digest()) + change
+        return changes
 
     def scatter(self) -> None:
         """Make the new bits live. Queued on the current stream."""
         for part in self.parts:
-            commit.scatter(part.batch, part.staged)
+            part.write(undo=False)
 
     def undo(self) -> None:
         """Make the old bits live again."""
         for part in self.parts:
-            commit.undo(part.batch, part.staged)
+            part.write(undo=True)
 
     def stands(self) -> bool:
         """Whether live memory holds every new bit. Waits for the device."""
-        return all(int(commit.count_missing(part.batch, part.staged)) == 0 for part in self.parts)
+        return not any(bool(part.missing(undo=False).any()) for part in self.parts)
 
 
 def stage(table: TensorTable, tiling: Tiling, live: Callable[[int], Tensor], delta: Delta) -> DeviceStaged:
@@ -84,29 +116,49 @@ def stage(table: TensorTable, tiling: Tiling, live: Callable[[int], Tensor], del
 
     FrameCorrupt, naming tensor and frame, when a payload does not decode against these weights.
     """
-    by_launch: dict[tuple[int, int, Walk], list[_Member]] = {}
-    on_host: list[_Member] = []
-    for tensor in delta.tensors:
-        spec = table.tensors[tensor]
-        grid = spec.grid(tiling)
-        for index, coded in sorted(delta.frames(tensor).items()):
-            member = _Member(tensor, spec, index, grid.frame(index), coded)
-            if isinstance(coded.codec, ContextCodec):
-                lanes = lanes_of(member.frame.units, coded.codec.lane_shift)
-                walk = walk_of(live(tensor), member.frame)
-                by_launch.setdefault((id(coded.codec), lanes, walk), []).append(member)
-            else:
-                on_host.append(member)
-    parts: list[_Part] = []
-    changes: dict[int, Digest] = {}
-    for members in by_launch.values():
-        _add(parts, changes, members, _decoded(members, live))
-    of_unit: dict[int, list[_Member]] = {}
-    for member in on_host:
-        of_unit.setdefault(member.spec.unit_bytes, []).append(member)
-    for members in of_unit.values():
-        _add(parts, changes, members, _decoded_on_host(members, live))
-    return DeviceStaged(parts, sum(part.staged.positions.numel() for part in parts), changes)
+    held = HeldFrames.whole(table, tiling, [(tensor, unit_view(live(tensor))) for tensor in delta.tensors])
+    return DeviceStaged(stage_held(table, held, [delta]))
+
+
+def stage_held(
+    table: TensorTable,
+    held: HeldFrames,
+    deltas: Sequence[Delta],
+    *,
+    executor: Executor | None = None,
+    slab_bytes: int = SLAB_BYTES,
+) -> list[StagedPart]:
+    """Decode a row of deltas against the held frames, which are only read; others are left out. On the current stream, and waits for it."""
+    work: list[dict[int, list[CodedFrame]]] = [{} for _ in held.kinds]
+    for delta in deltas:
+        for tensor in delta.tensors:
+            found = held.of_tensor(tensor)
+            if found is None:
+                continue
+            frames, of_kind = delta.frames(tensor), work[found[0]]
+            for row, coded in zip(found[1][list(frames)].tolist(), frames.values(), strict=True):
+                if row >= 0:
+                    of_kind.setdefault(row, []).append(coded)
+    return [
+        part
+        for kind, layers in zip(held.kinds, work, strict=True)
+        for part in _Staging(table, kind, layers, executor).parts(slab_bytes)
+    ]
+
+
+def stage_whole_held(
+    table: TensorTable, held: HeldFrames, whole: Callable[[int], NDArray[Any]], *, slab_bytes: int = SLAB_BYTES
+) -> list[StagedPart]:
+    """What differs between the held frames and whole new tensors on the host, by index. On the current stream, and waits for it."""
+    parts: list[StagedPart] = []
+    for kind in held.kinds:
+        for rows in slabs(kind, np.arange(kind.count), slab_bytes):
+            slab = Slab.of(kind, rows)
+            for place, row in enumerate(rows.tolist()):
+                new = host_frames.view(whole(int(kind.tensors[row])), _in_tensor(kind, row))
+                slab.frame(place).copy_(to_device(_writable(new), slab.after.device))
+            parts += _differing(slab)
+    return parts
 
 
 def digest(spec: TensorSpec, tiling: Tiling, live: Tensor) -> Digest:
@@ -117,89 +169,108 @@ def digest(spec: TensorSpec, tiling: Tiling, live: Tensor) -> Digest:
     frames = [grid.frame(index) for index in range(grid.count)]
     batch = FrameBatch.of([live], [(0, frame) for frame in frames])
     places = TensorPlaces.of([(seeds(spec.name), frame) for frame in frames], batch.anchor.device)
-    return total(_digests(sweep(batch, places)))
+    return total(digests_of(sweep(batch, places)))
 
 
-def _digests(sums: Tensor) -> list[Digest]:
+def digests_of(sums: Tensor) -> list[Digest]:
+    """Of each row of sums. Waits for the device."""
     return [Digest(lane1 & MASK64, lane2 & MASK64) for lane1, lane2 in sums.tolist()]
 
 
-def _add(parts: list[_Part], changes: dict[int, Digest], members: Sequence[_Member], part: _Part) -> None:
-    places = TensorPlaces.of([(seeds(m.spec.name), m.frame) for m in members], part.batch.anchor.device)
-    for member, change in zip(members, _digests(change_digest(part.batch, part.staged, places)), strict=True):
-        changes[member.tensor] = changes.get(member.tensor, Digest()) + change
-    parts.append(part)
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    """The frames of one kind that change, each with its deltas in order."""
+
+    table: TensorTable
+    kind: Kind
+    layers: dict[int, list[CodedFrame]]
+    executor: Executor | None
+
+    def parts(self, slab_bytes: int) -> Iterator[StagedPart]:
+        tables = DeviceTables(self.kind.anchor.device)
+        once = {row: own[0] for row, own in self.layers.items() if len(own) == 1}
+        alone = {row: coded for row, coded in once.items() if isinstance(coded.codec, ContextCodec)}
+        for rows, members, lanes in self._launches(alone):
+            batch, places = self.kind.launch(rows)
+            staged = decode_alike(batch, members, lanes, tables, lambda at, rows=rows: self._called(int(rows[at])))
+            yield _part(self.kind, rows, batch, places, staged)
+        others = np.array(sorted(self.layers.keys() - alone.keys()), np.int64)
+        for rows in slabs(self.kind, others, slab_bytes):
+            slab = Slab.of(self.kind, rows)
+            for turn in range(max(len(self.layers[row]) for row in rows.tolist())):
+                self._apply(slab, turn, tables)
+            yield from _differing(slab)
+
+    def _launches(self, coded: dict[int, CodedFrame]) -> Iterator[tuple[Rows, list[CodedFrame], int]]:
+        """Frames of one codec, number of lanes and walk together, in the order of their rows; the last is that number."""
+        units, walks = self.kind.units.tolist(), self.kind.walks.tolist()
+        lanes: dict[tuple[int, int], int] = {}
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for row, member in coded.items():
+            shape = units[row], member.codec.lane_shift  # type: ignore[attr-defined]
+            if shape not in lanes:
+                lanes[shape] = lanes_of(*shape)
+            alike.setdefault((id(member.codec), lanes[shape], walks[row]), []).append(row)
+        for (_, each, _), rows in alike.items():
+            rows.sort()
+            sizes = np.cumsum([len(coded[row].frame.payload) for row in rows])
+            left = iter(rows)
+            done = 0
+            while part := list(islice(left, _fitting(sizes, done))):
+                done += len(part)
+                yield np.array(part, np.int64), [coded[row] for row in part], each
+
+    def _apply(self, slab: Slab, turn: int, tables: DeviceTables) -> None:
+        """The next delta of each frame of the slab that has one, on what it has become so far."""
+        place = {row: at for at, row in enumerate(slab.rows.tolist())}
+        coded = {row: self.layers[row][turn] for row in place if turn < len(self.layers[row])}
+        ours = {row: member for row, member in coded.items() if isinstance(member.codec, ContextCodec)}
+        for rows, members, lanes in self._launches(ours):
+            batch = slab.batch(np.array([place[row] for row in rows.tolist()], np.int64))
+            staged = decode_alike(batch, members, lanes, tables, lambda at, rows=rows: self._called(int(rows[at])))
+            commit.scatter(batch, staged)
+        others = sorted(coded.keys() - ours.keys())
+        copies = [to_host(slab.frame(place[row])).copy() for row in others]
+
+        def decode(at: int) -> None:
+            member = coded[others[at]]
+            try:
+                member.codec.decode(memoryview(member.frame.payload), copies[at], changed=member.frame.changed)
+            except FrameCorrupt as error:
+                called = self._called(others[at])
+                raise FrameCorrupt(f"{called}: {error}; fetch the chunk again, or check the base") from error
+
+        for at, _ in enumerate(in_order(self.executor, decode, range(len(others)))):
+            slab.frame(place[others[at]]).copy_(to_device(copies[at], slab.after.device))
+
+    def _called(self, row: int) -> str:
+        return f"frame {self.kind.indices[row]} of {self.table.tensors[self.kind.tensors[row]].name}"
 
 
-def _batch(members: Sequence[_Member], live: Callable[[int], Tensor]) -> FrameBatch:
-    tensors = list(dict.fromkeys(m.tensor for m in members))
-    number = {tensor: place for place, tensor in enumerate(tensors)}
-    return FrameBatch.of([live(t) for t in tensors], [(number[m.tensor], m.frame) for m in members])
+def _fitting(sizes: NDArray[np.int64], done: int) -> int:
+    """Frames of the next launch, where so many are done; `sizes` are sums."""
+    before = int(sizes[done - 1]) if done else 0
+    return max(1, int(np.searchsorted(sizes, before + _LAUNCH_BYTES, side="right")) - done)
 
 
-def _decoded(members: Sequence[_Member], live: Callable[[int], Tensor]) -> _Part:
-    codec = members[0].coded.codec
-    assert isinstance(codec, ContextCodec)
-    batch = _batch(members, live)
-    device = batch.anchor.device
-    lanes = lanes_of(members[0].frame.units, codec.lane_shift)
-    words: list[np.ndarray] = []
-    starts: list[int] = []
-    counts: list[int] = []
-    at = 0
-    for member in members:
-        own, ends = split_lanes(memoryview(member.coded.frame.payload), lanes)
-        for low, high in pairwise(ends.tolist()):
-            starts.append(2 * (at + low))
-            counts.append(high - low)
-        words.append(own)
-        at += own.size
-    table = codec.table
-    coded = CodedFrames(
-        codec.alphabet,
-        DeviceTable.of(codec.alphabet, table.zone_bits, table.widths, table.lists, table.of_context, device),
-        lanes,
-        torch.tensor([m.coded.frame.changed for m in members], dtype=torch.int32, device=device),
-        torch.from_numpy(np.concatenate(words).view(np.uint8)).to(device),
-        torch.tensor(starts, dtype=torch.int64, device=device),
-        torch.tensor(counts, dtype=torch.int32, device=device),
-    )
-    staged = Staged.empty(coded.changed, sum(m.coded.frame.changed for m in members), batch.anchor.dtype)
-    for member, status in zip(members, decode(batch, coded, staged).tolist(), strict=True):
-        if status:
-            raise FrameCorrupt(
-                f"frame {member.index} of {member.spec.name}: context: {FAULTS[status]}; fetch the chunk again, or "
-                "check the base"
-            )
-    if lanes > 1:  # one alone leaves its changes in order
-        arrange(staged)
-    return _Part(batch, staged)
+def _differing(slab: Slab) -> list[StagedPart]:
+    staged = slab.difference()
+    if not staged.positions.numel():
+        return []
+    batch, places = slab.kind.launch(slab.rows)
+    return [_part(slab.kind, slab.rows, batch, places, staged)]
 
 
-def _decoded_on_host(members: Sequence[_Member], live: Callable[[int], Tensor]) -> _Part:
-    batch = _batch(members, live)
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for member in members:
-        before = host_frame(unit_view(live(member.tensor)), member.frame)
-        after = before.copy()
-        try:
-            member.coded.codec.decode(memoryview(member.coded.frame.payload), after, changed=member.coded.frame.changed)
-        except FrameCorrupt as error:
-            raise FrameCorrupt(
-                f"frame {member.index} of {member.spec.name}: {error}; fetch the chunk again, or check the base"
-            ) from error
-        positions = np.flatnonzero(before != after)
-        rows.append((positions.astype(np.int32), before[positions], after[positions]))
-    device, unit = batch.anchor.device, batch.anchor.dtype
-    positions, old, new = (np.concatenate(column) for column in zip(*rows, strict=True))
-    changed = torch.tensor([row[0].size for row in rows], dtype=torch.int32, device=device)
-    ends = torch.cumsum(changed.to(torch.int64), 0)
-    signed = np.dtype(f"i{old.itemsize}") if old.itemsize > 1 else old.dtype
-    staged = Staged(
-        ends - changed,
-        changed,
-        torch.from_numpy(positions).to(device),
-        torch.from_numpy(old.view(signed)).to(device, unit),
-        torch.from_numpy(new.view(signed)).to(device, unit),
-    )
-    return _Part(batch, staged)
+def _part(kind: Kind, rows: Rows, batch: FrameBatch, places: TensorPlaces, staged: Staged) -> StagedPart:
+    digests = digests_of(change_digest(batch, staged, places))
+    return StagedPart(kind.tensors[rows].tolist(), kind.indices[rows].tolist(), batch, staged, digests)
+
+
+def _in_tensor(kind: Kind, row: int) -> Frame:
+    length = int(kind.narrow[2, row])
+    return Frame(int(kind.wide[2, row]), int(kind.units[row]) // length, length, int(kind.wide[3, row]))
+
+
+def _writable(units: NDArray[Any]) -> NDArray[Any]:
+    """What torch takes without a word: it has no tensors that may only be read."""
+    return units if units.flags.writeable else units.copy()

@@ -35,7 +35,7 @@ def arrange(staged: Staged) -> None:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["share"])
 def _arrange(firsts, changes, share, positions, olds, news, RUN: tl.constexpr):
     frame = tl.program_id(0) // share
     first, changed = tl.load(firsts + frame), tl.load(changes + frame)

@@ -38,18 +38,24 @@ def undo(batch: FrameBatch, staged: Staged) -> None:
 
 def count_missing(batch: FrameBatch, staged: Staged) -> Tensor:
     """int64[1]: slots whose place does not hold the new unit, those outside their frame among them."""
-    missing = torch.zeros(1, dtype=torch.int64, device=batch.anchor.device)
+    return missing(batch, staged, staged.new).sum(dtype=torch.int64).view(1)
+
+
+def missing(batch: FrameBatch, staged: Staged, units: Tensor) -> Tensor:
+    """int32[frames]: slots of each frame whose place does not hold its unit of `units` (new or old), those outside the frame among them."""
+    found = torch.zeros(batch.count, dtype=torch.int32, device=batch.anchor.device)
     if batch.count:
         share = programs_a_frame(staged.positions.numel(), batch.count, _READ_BLOCK)
         _missing[(batch.count * share,)](
             batch.anchor, batch.bases, batch.lengths, batch.strides, batch.units, share,
-            staged.firsts, staged.changed, staged.positions, staged.new, missing,
+            staged.firsts, staged.changed, staged.positions, units, found,
             BLOCK=_READ_BLOCK, num_warps=_READ_WARPS,
         )  # fmt: skip
-    return missing
+    return found
 
 
 def _write(batch: FrameBatch, staged: Staged, units: Tensor) -> None:
+    # No number of a launch is compiled in: a commit of another size than those before it must not wait for a compiler.
     if batch.count == 0:
         return
     share = programs_a_frame(staged.positions.numel(), batch.count, _BLOCK)
@@ -82,7 +88,7 @@ def _placed(slot, anchor, base, length, stride, units, first, changed, positions
     return anchor + place_of(position, base, length, stride), value, there & (position >= 0) & (position < units)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["share", "blocks"])
 def _scatter(
     anchor, bases, lengths, strides, counts, share, blocks, tickets,
     firsts, changes, positions, values, BLOCK: tl.constexpr,
@@ -106,7 +112,7 @@ def _scatter(
             at += share * BLOCK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["share"])
 def _missing(
     anchor, bases, lengths, strides, counts, share,
     firsts, changes, positions, values, missing, BLOCK: tl.constexpr,
@@ -124,4 +130,4 @@ def _missing(
         at += share * BLOCK
     total = tl.sum(bad, 0)
     if total > 0:
-        tl.atomic_add(missing, total.to(tl.int64))
+        tl.atomic_add(missing + frame, total)

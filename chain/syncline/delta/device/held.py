@@ -1,0 +1,195 @@
+"""The frames that a rank holds as rows in device memory, as arrays: any set of them becomes a launch without a look at each.
+
+Made once for the stores that an engine computes with; knows no deltas. Geometry is checked here, because kernels trust it.
+"""
+
+# pyright: basic
+# torch's own annotations are partial
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from syncline.kernels.gpu.batch import PIECE_BYTES, FrameBatch, Walk
+from syncline.kernels.gpu.digest import TensorPlaces
+from syncline.wire.digest import seeds
+from syncline.wire.limits import FRAME_MAX_UNITS
+from syncline.wire.tensors import TensorTable
+from syncline.wire.tiling import Frame, Tiling
+
+Rows = NDArray[np.int64]
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFrame:
+    """A frame of a tensor, and where its rows lie."""
+
+    tensor: int
+    index: int
+    """In the tensor's grid."""
+    frame: Frame
+    """In the tensor."""
+    store: int
+    there: Frame
+    """In the store. Its rows may be others than the tensor's: positions count them in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """All held frames of one unit width. A row names one of them."""
+
+    anchor: Tensor
+    """The first store of this width; places count from its first unit."""
+    tensors: NDArray[np.int32]
+    indices: NDArray[np.int64]
+    wide: NDArray[np.int64]
+    """In live memory base and stride, in the tensor base and stride, its two seeds: a column a frame."""
+    narrow: NDArray[np.int32]
+    """In live memory length and units, in the tensor length: a column a frame."""
+    walks: NDArray[np.int8]
+    runs: NDArray[np.bool_]
+    """Whether the frame is one run of its tensor."""
+    stores: Sequence[tuple[Tensor, int]]
+    """The stores that hold them, each with its place from the anchor."""
+    store_of: NDArray[np.int32]
+
+    @property
+    def count(self) -> int:
+        return self.tensors.size
+
+    @property
+    def units(self) -> NDArray[np.int32]:
+        """Of each frame."""
+        return self.narrow[1]
+
+    def launch(self, rows: Rows) -> tuple[FrameBatch, TensorPlaces]:
+        """These frames where they lie, and where they stand in their tensors."""
+        wide, narrow = self._uploaded(self.wide[:, rows]), self._uploaded(self.narrow[:, rows])
+        walk = Walk(int(self.walks[rows].max(initial=0)))
+        flat = bool(self.runs[rows].all())
+        batch = FrameBatch(self.anchor, wide[0], narrow[0], wide[1], narrow[1], walk)
+        return batch, TensorPlaces(wide[4:].T.contiguous(), wide[2], narrow[2], wide[3], flat)
+
+    def view(self, row: int) -> Tensor:
+        """The frame's live units, row by row: no copy."""
+        store, origin = self.stores[self.store_of[row]]
+        base, stride = int(self.wide[0, row]) - origin, int(self.wide[1, row])
+        length, units = int(self.narrow[0, row]), int(self.narrow[1, row])
+        return store.as_strided((units // length, length), (stride, 1), store.storage_offset() + base)
+
+    def _uploaded(self, columns: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(columns)).to(self.anchor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFrames:
+    """By unit width, and how to find the frames of a tensor."""
+
+    kinds: Sequence[Kind]
+    _rows: dict[int, tuple[int, Rows]]
+    """By tensor: number of the kind, and of each frame of the grid its row there or none."""
+
+    @classmethod
+    def of(cls, table: TensorTable, tiling: Tiling, stores: Sequence[Tensor], frames: Iterable[HeldFrame]) -> Self:
+        """`stores` are flat integer tensors on one device. ValueError where a frame does not fit its store."""
+        by_size: dict[int, list[HeldFrame]] = {}
+        for held in frames:
+            by_size.setdefault(stores[held.store].element_size(), []).append(held)
+        rows: dict[int, tuple[int, Rows]] = {}
+        kinds: list[Kind] = []
+        for members in by_size.values():
+            for row, held in enumerate(members):
+                if held.tensor not in rows:
+                    count = table.tensors[held.tensor].grid(tiling).count
+                    rows[held.tensor] = len(kinds), np.full(count, _NONE, np.int64)
+                rows[held.tensor][1][held.index] = row
+            kinds.append(_kind(table, stores, members))
+        return cls(kinds, rows)
+
+    @classmethod
+    def whole(cls, table: TensorTable, tiling: Tiling, tensors: Sequence[tuple[int, Tensor]]) -> Self:
+        """Tensors by their index, each whole in a store of its own."""
+        return cls.of(table, tiling, [store for _, store in tensors], _all_frames(table, tiling, tensors))
+
+    def of_tensor(self, tensor: int) -> tuple[int, Rows] | None:
+        """Number of the tensor's kind, and by frame index its row there, negative for one that is not held as rows."""
+        return self._rows.get(tensor)
+
+
+def _all_frames(table: TensorTable, tiling: Tiling, tensors: Sequence[tuple[int, Tensor]]) -> Iterator[HeldFrame]:
+    for store, (tensor, _) in enumerate(tensors):
+        grid = table.tensors[tensor].grid(tiling)
+        for index in range(grid.count):
+            frame = grid.frame(index)
+            yield HeldFrame(tensor, index, frame, store, frame)
+
+
+def _kind(table: TensorTable, stores: Sequence[Tensor], frames: Sequence[HeldFrame]) -> Kind:
+    used = sorted({held.store for held in frames})
+    anchor = next((stores[n] for n in used if stores[n].data_ptr() % PIECE_BYTES == 0), stores[used[0]])
+    origins = {store: _distance(stores[store], anchor) for store in used}
+    seed = {tensor: seeds(table.tensors[tensor].name) for tensor in {held.tensor for held in frames}}
+    there = np.array([(h.there.base, h.there.runs, h.there.length, h.there.stride) for h in frames], np.int64).T
+    within = np.array([(h.frame.base, h.frame.runs, h.frame.length, h.frame.stride) for h in frames], np.int64).T
+    ends = np.array([stores[h.store].numel() for h in frames], np.int64)
+    _check(frames, there, within, ends)
+    base = there[0] + np.array([origins[h.store] for h in frames], np.int64)
+    _, runs, length, stride = there
+    place = {store: n for n, store in enumerate(used)}
+    own = np.array([seed[h.tensor] for h in frames], np.int64).T
+    return Kind(
+        anchor,
+        np.array([h.tensor for h in frames], np.int32),
+        np.array([h.index for h in frames], np.int64),
+        np.stack([base, stride, within[0], within[3], own[0], own[1]]),
+        np.stack([length, runs * length, within[2]]).astype(np.int32),
+        _walks(anchor, base, runs, length, stride),
+        within[1] == 1,
+        [(stores[store], origins[store]) for store in used],
+        np.array([place[h.store] for h in frames], np.int32),
+    )
+
+
+def _check(
+    frames: Sequence[HeldFrame], there: NDArray[np.int64], within: NDArray[np.int64], ends: NDArray[np.int64]
+) -> None:
+    base, runs, length, stride = there
+    units = runs * length
+    last = base + np.maximum(runs - 1, 0) * stride + length
+    wrong = (units < 1) | (units > FRAME_MAX_UNITS) | (base < 0) | (stride < 0) | (last > ends)
+    wrong |= units != within[1] * within[2]
+    if wrong.any():
+        held, end = frames[int(wrong.argmax())], int(ends[int(wrong.argmax())])
+        raise ValueError(f"{held.there} in store {held.store} of {end} units does not hold {held.frame}")
+
+
+def _walks(
+    anchor: Tensor,
+    base: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    length: NDArray[np.int64],
+    stride: NDArray[np.int64],
+) -> NDArray[np.int8]:
+    piece = PIECE_BYTES // anchor.element_size()
+    whole = (base % piece == 0) & (length % piece == 0) & (anchor.data_ptr() % PIECE_BYTES == 0)
+    evenly = np.where(stride % piece == 0, Walk.ROWS, Walk.ANY)
+    return np.where(whole, np.where(runs == 1, Walk.FLAT, evenly), Walk.ANY).astype(np.int8)
+
+
+def _distance(store: Tensor, anchor: Tensor) -> int:
+    if store.dtype != anchor.dtype or store.device != anchor.device or store.dim() != 1 or not store.is_contiguous():
+        raise ValueError(
+            f"a store of {store.dtype} on {store.device} is no flat row beside {anchor.dtype} on {anchor.device}"
+        )
+    distance, rest = divmod(store.data_ptr() - anchor.data_ptr(), anchor.element_size())
+    if rest:
+        raise ValueError("a store does not begin at a whole unit's distance from the first")
+    return distance
