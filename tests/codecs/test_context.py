@@ -68,6 +68,22 @@ def test_any_change_comes_back(dtype: str, share: float, size: int) -> None:
 
 
 @dtypes
+def test_a_decoder_tells_what_stood_where_a_unit_changed(dtype: str) -> None:
+    change = draw(dtype, 40_000, 0.05, seed=3)
+    codec = fitted(dtype, change)
+    placed = codec.place(
+        memoryview(codec.encode(change)),
+        units=change.units,
+        dtype=change.before.dtype,
+        changed=change.positions.size,
+        base=change.base,
+    )
+    assert placed.base is not None
+    expected, found = (change.positions, change.before, change.after), (placed.positions, placed.base, placed.units)
+    assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@dtypes
 def test_a_table_made_without_knowing_the_change_codes_it(dtype: str) -> None:
     other, change = draw(dtype, 4099, 0.05, seed=1), draw(dtype, 4099, 0.05, seed=2)
     assert comes_back(fitted(dtype, other, exact=False), change)

@@ -23,6 +23,8 @@ class Placed:
 
     positions: Positions
     units: Units
+    base: Units | None = None
+    """What stands there, from a codec that had to look at it: it then saw, too, that every unit differs from its base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Codec(Protocol):
         """The new bits and where they go in a frame of `units`, for a codec that tells without writing; None for one that does not.
 
         `base` gives the frame's base bits, contiguous and only to be read; it is called where they are needed. FrameCorrupt as in `decode`,
-        except that the caller must check that every unit differs from the base (`check_moved`).
+        except that the caller must check that every unit differs from the base (`check_moved`) where the codec does not tell it.
         """
         ...
 

@@ -195,6 +195,8 @@ def _decode(at: Place, row: Sequence[CodedFrame]) -> tuple[NDArray[np.uint32], U
             changed=only.frame.changed,
             base=lambda: kernels.view(at.flat, at.frame),
         )
+        if placed is not None and placed.base is not None:
+            return placed.positions, placed.units, placed.base
         if placed is not None:
             old = kernels.take(at.flat, at.frame, placed.positions)
             check_moved(old, placed.units)

@@ -1,7 +1,7 @@
 """What the context coder's tables are made of: how often contexts occur, and with which symbols they change."""
 
-# pyright: basic
-# compiled functions have no annotations: numba infers their types at the call
+# pyright: basic, reportCallIssue=false
+# compiled functions have no annotations: numba infers their types at the call, and gives an intrinsic its first argument
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from syncline.kernels.clock import Alphabet, symbol_of
 from syncline.kernels.compiling import INT, Signature, array, compiled
 from syncline.kernels.lane_clocks import context
+from syncline.kernels.vectors import prefetch
 
 
 def _units_kernel(alphabet: Alphabet):
@@ -26,6 +27,9 @@ def _units_kernel(alphabet: Alphabet):
         step = block * stride
         seen = start = 0
         while start + 3 * step + block <= flat.size and seen < 1 << 31:
+            for far in range(start + 4 * step, start + 8 * step, step):
+                for line in range(far, far + block, 64 // flat.itemsize):
+                    prefetch(flat, line)
             for i in range(start, start + block):
                 one[context(flat[i], shift, mask)] += np.uint32(1)
                 two[context(flat[i + step], shift, mask)] += np.uint32(1)

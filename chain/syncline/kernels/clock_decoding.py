@@ -77,7 +77,7 @@ def _decode_kernel(alphabet: Alphabet):
     shift, mask, piece = alphabet.shift, alphabet.mask, alphabet.piece
     top = 1 << (bits - 1)
 
-    def kernel(base, widths, tables, lists, guides, entries, z, words, ends, lane_bits, positions, values,
+    def kernel(base, widths, tables, lists, guides, entries, z, words, ends, lane_bits, positions, values, olds,
         clocks, sums, within, books, active, marks, ranks, met, became):  # fmt: skip
         """Changes of a frame, in frame order. `ends` holds where each lane's words begin, then where the last one's end.
 
@@ -210,6 +210,7 @@ def _decode_kernel(alphabet: Alphabet):
                 at = np.uint64(ranks[word] + ones(marks[word] & (mark - np.uint64(1))))
                 positions[at] = start + unit
                 values[at] = became[i]
+                olds[at] = base[np.uint64(start + unit)]
             marks[:] = 0
             found += here
             for lane in range(lanes):
@@ -234,7 +235,7 @@ def _of_decode(unit) -> Signature:
     clocks, numbers = array(I32, writable=True), array(INT, writable=True)
     return (
         array(unit), array(U32), array(U8), array(U32), array(U32), array(U32), INT, array(U16), array(INT), INT,
-        array(U32, writable=True), array(unit, writable=True),
+        array(U32, writable=True), array(unit, writable=True), array(unit, writable=True),
         clocks, array(U32, writable=True), clocks, numbers, numbers, array(U64, writable=True), numbers,
         array(U32, writable=True), array(unit, writable=True),
     )  # fmt: skip

@@ -121,15 +121,15 @@ class ContextCodec:
         table = self.table
         lanes = lanes_of(units, self.lane_shift)
         words, ends = split_lanes(payload, lanes)
-        positions, values = np.empty(changed, np.uint32), np.empty(changed, dtype)
+        positions, values, old = np.empty(changed, np.uint32), np.empty(changed, dtype), np.empty(changed, dtype)
         outcome, found = clock_decoding.decode(self.alphabet)(
             base(), table.ticks, table.planes, table.list_numbers, table.guides, table.entries, table.zone_bits,
-            words, ends, lanes.bit_length() - 1, positions, values,
+            words, ends, lanes.bit_length() - 1, positions, values, old,
             *clock_decoding.scratch(self.alphabet, lanes, changed),
         )  # fmt: skip
         if outcome != clock.DONE:
             raise FrameCorrupt(f"context: {FAULTS[outcome]} ({found} of {changed} changes read)")
-        return Placed(positions, values)
+        return Placed(positions, values, old)
 
 
 def split_lanes(payload: memoryview, lanes: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
