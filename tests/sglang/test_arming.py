@@ -6,10 +6,12 @@ that a process runs to its end. What stands on SGLang's side of the routes is `s
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import DeltaFiles, StageRequest
 from syncline_agent.sglang import loader, register
-from syncline_agent.sglang.installing import around_loader, around_scheduler, look_up, tokens_of
+from syncline_agent.sglang.installing import SCHEDULER, around_loader, around_scheduler, look_up, tokens_of
 from syncline_agent.sglang.loader import armed
 from syncline_agent.sglang.placement import Placement, placement_of
 from syncline_agent.sglang.rank import Rank, rank_of
@@ -399,6 +401,25 @@ def test_only_the_first_model_of_a_process_is_followed(node: Node) -> None:
     assert "ended" == scheduler.run_event_loop()
 
 
+def test_a_process_that_does_not_know_its_rank_serves_on(node: Node) -> None:
+    class Loader:
+        @staticmethod
+        def load_weights_and_postprocess(model: Model, weights: Any, target_device: Any) -> None:
+            Loader.load_weights_only(model, weights, target_device)
+
+        @staticmethod
+        def load_weights_only(model: Model, weights: Any, target_device: Any) -> None:
+            model.load_weights(weights)
+
+    def unknown() -> Placement:
+        raise RuntimeError("nothing is published")
+
+    around_loader(Loader, node.settings, unknown, clock=SystemClock(), log=structlog.get_logger())
+    model = Model()
+    Loader.load_weights_and_postprocess(model, node.weights(1), "cpu")
+    assert (True, None) == (node.holds(model, 1), rank_of(model))
+
+
 def test_what_is_computed_from_loaded_weights_is_refused_by_name(node: Node) -> None:
     loader_class, _ = doors(node)
     model = Deriving()
@@ -429,6 +450,8 @@ def test_where_sglang_lacks_a_hook_it_serves_on_without_syncline(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SYNCLINE_ARM_SOCKET", "/n/arm.sock")
+    register()  # not a scheduler's process: nothing is looked for
+    monkeypatch.setitem(sys.modules, SCHEDULER, ModuleType(SCHEDULER))
     register()
     loader.arm(Model(), [])
     said = capsys.readouterr().err

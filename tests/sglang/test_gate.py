@@ -27,7 +27,7 @@ def server() -> Iterator[SglangStandIn]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     with httpx.Client(trust_env=False) as client:
         yield client
@@ -138,6 +138,23 @@ def test_an_engine_that_does_not_come_to_a_stand_goes_on(
     with pytest.raises(EngineUnavailable, match="the hold has ended"):
         gate.write()
     gate.hold(Policy.KEEP)  # the next one stands
+
+
+def test_an_engine_whose_requests_cannot_be_counted_goes_on(server: SglangStandIn, client: httpx.Client) -> None:
+    def broken() -> dict[str, int]:
+        raise AttributeError("running_batch")
+
+    gate = SglangGate(
+        Routes(server.url, client),
+        ranks=2,
+        kv=KvPolicy.FLUSH,
+        clock=ManualClock(),
+        log=structlog.get_logger(),
+        spans=broken,
+    )
+    with pytest.raises(AttributeError):
+        gate.hold(Policy.KEEP)
+    assert not server.paused
 
 
 def test_a_rank_that_did_not_come_is_missed(server: SglangStandIn, make_gate: MakeGate) -> None:

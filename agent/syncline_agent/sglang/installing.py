@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,9 @@ HOOKS = (
 
 
 def install(environ: Mapping[str, str]) -> None:
-    """Arm this process. What keeps it from that is said, and SGLang goes on without Syncline."""
+    """Arm this process, if it is a scheduler's. What keeps it from that is said, and SGLang goes on without Syncline."""
+    if SCHEDULER not in sys.modules:
+        return  # a process of requests and texts: nothing is loaded into it for an arm's sake
     clock = SystemClock()
     log = start_logs(environ, clock)
     try:
@@ -87,7 +90,11 @@ def around_loader(
             if seen:
                 return original(model, weights, target_device)
             seen.append(model)
-            where = placement()
+            try:
+                where = placement()
+            except Exception as error:
+                log.error("Syncline is off", reason=f"SGLang does not say which rank this is: {error}")
+                return original(model, weights, target_device)
             said = log.bind(rank=where.rank)
             with Arming(settings, where, clock=clock, log=said) as arming:
                 arming.before_load(model)
@@ -123,7 +130,10 @@ def around_scheduler(scheduler: Any) -> None:
             rank = rank_of(self.tp_worker.model_runner.model)
             if rank is None:
                 return original(self, *arguments, **named)
-            rank.start(lambda: tokens_of(self))
+            try:
+                rank.start(lambda: tokens_of(self))
+            except Exception as error:
+                rank.log.error("Syncline is off", reason=str(error))
             try:
                 return original(self, *arguments, **named)
             finally:

@@ -41,7 +41,7 @@ class Rank:
     ) -> None:
         self.live, self.refusal = live, refusal
         self._settings, self._placement = settings, placement
-        self._clock, self._log = clock, log
+        self._clock, self.log = clock, log
         self._client: httpx.Client | None = None
         self._arm: ArmClient | None = None
         self._stopping = threading.Event()
@@ -58,7 +58,7 @@ class Rank:
             refusal=self.refusal,
             randomness=system_random(),
             token_file=settings.token_file,
-            log=self._log,
+            log=self.log,
         )
         self._arm.start()
         if self.live is not None:
@@ -83,7 +83,7 @@ class Rank:
             kv=self._settings.kv,
             spans=spans,
             clock=self._clock,
-            log=self._log,
+            log=self.log,
         )
 
     def _spawn(self, work: Callable[[], None], name: str) -> None:
@@ -94,11 +94,11 @@ class Rank:
         assert live is not None and arm is not None  # started by `start`
         while not self._stopping.wait(self._settings.sweep_interval_s):
             try:
-                self._log.info("sweep matched", version=live.sweep(rest=SWEEP_REST).version)
+                self.log.info("sweep matched", version=live.sweep(rest=SWEEP_REST).version)
             except DigestMismatch as error:
-                self._log.error("sweep failed", reason=str(error))
+                self.log.error("sweep failed", reason=str(error))
             except Exception:  # memory that cannot be read now: the next sweep must come all the same
-                self._log.exception("sweep did not end")
+                self.log.exception("sweep did not end")
             finally:
                 arm.notify()
 
