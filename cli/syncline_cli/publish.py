@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from syncline.errors import FormatInvalid
+from syncline.wire.limits import CODEC_NAMES
 from syncline_cli.context import WORKING, JsonOption, RunOption, StoreOption, ViewOption, manifest_of, opened
 from syncline_cli.history import summary
 from syncline_cli.output import size
@@ -17,7 +18,7 @@ from syncline_distributor.accepting import check_is_checkpoint
 from syncline_distributor.bases import DiskBase
 from syncline_distributor.folder_weights import FolderWeights
 from syncline_distributor.publisher import Publisher
-from syncline_distributor.settings import AUTO, NonFinite, PublishSettings, codec_choice
+from syncline_distributor.settings import AUTO, LINK_MBIT, NonFinite, PublishSettings, codec_choice
 from syncline_distributor.sources import describe
 from syncline_distributor.tracking import FoundFile
 
@@ -53,14 +54,21 @@ def publish(
         bool, typer.Option("--refuse-nonfinite", help="Refuse weights with NaN or Inf.")
     ] = False,
     codec: Annotated[
-        str, typer.Option("--codec", help="auto: the cheapest for each tensor; or context, sparse, xor-zstd, …")
+        str,
+        typer.Option("--codec", help=f"{AUTO}: the cheapest for each tensor; or {', '.join(CODEC_NAMES.values())}."),
     ] = AUTO,
+    link_mbit: Annotated[
+        float,
+        typer.Option(
+            "--link-mbit", min=0.001, help="Link of most replicas, Mbit/s: where bytes are cheap, quicker codecs win."
+        ),
+    ] = LINK_MBIT,
     as_json: JsonOption = False,
 ) -> None:
     """Publish a checkpoint folder as the next version of a run; the run is created when it does not exist."""
     labels = _labels(label or [])
     try:
-        choice = codec_choice(codec)
+        choice = codec_choice(codec, link_mbit=link_mbit)
     except FormatInvalid as error:
         raise typer.BadParameter(str(error), param_hint="--codec") from None
     check_is_checkpoint(folder)

@@ -4,7 +4,7 @@
 """
 
 from syncline_distributor.publisher import Published, Publisher
-from syncline_distributor.settings import NonFinite, PublishSettings
+from syncline_distributor.settings import NonFinite, PublishSettings, codec_choice
 from syncline_distributor.weights import Bits, WeightSource
 
-__all__ = ["Bits", "NonFinite", "PublishSettings", "Published", "Publisher", "WeightSource"]
+__all__ = ["Bits", "NonFinite", "PublishSettings", "Published", "Publisher", "WeightSource", "codec_choice"]

@@ -23,6 +23,7 @@ from syncline.wire.tensors import TensorSpec
 from syncline.wire.tiling import Tiling
 from syncline_distributor.bases import MemoryBase
 from syncline_distributor.changes import Change, Step, StepEncoder, damaged
+from syncline_distributor.torch_weights import usable_device
 from syncline_distributor.weights import MappingWeights, WeightSource
 
 
@@ -33,7 +34,7 @@ class DeviceBase(MemoryBase):
         self, device: torch.device | str, *, executor: Executor | None = None, scratch: Path | None = None
     ) -> None:
         super().__init__(executor=executor, scratch=scratch)
-        self.device = torch.device(device)
+        self.device = usable_device(device)
         if self.device.type == "cuda" and self.device.index is None:  # this one, whichever is current later
             self.device = torch.device("cuda", torch.cuda.current_device())
 

@@ -17,6 +17,7 @@ from syncline.wire.limits import CODEC_NAMES
 from syncline_distributor.settings import (
     AUTO,
     LEASE_LEAST_S,
+    LINK_MBIT,
     AnchorSettings,
     Completion,
     NonFinite,
@@ -71,7 +72,7 @@ def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
         ("port", "0", "port to listen on; 0 takes a free one and logs it"),
         ("workers", "2", "threads that encode and decode"),
         ("codec", AUTO, f"{AUTO}: the cheapest for each tensor; or {', '.join(CODEC_NAMES.values())}"),
-        ("link-mbit", "200", "link of most replicas, Mbit/s: where bytes are cheap, quicker codecs win"),
+        ("link-mbit", f"{LINK_MBIT:g}", "link of most replicas, Mbit/s: where bytes are cheap, quicker codecs win"),
         ("anchor-every", str(anchors.anchor_every), "versions between anchors; 0 is never"),
         ("anchor-ratio", str(anchors.anchor_ratio), "anchor once deltas exceed this share of all weights; 0 is never"),
         ("skip-every", str(anchors.skip_every), "versions between skip deltas; 0 is never"),

@@ -63,7 +63,7 @@ class Publisher:
         `files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own.
 
         With a `device` ("cuda:0") the base is kept there, and steps are compared and encoded there: for a trainer whose weights are
-        on a GPU with room for a second copy.
+        on a GPU with room for a second copy. Rejected where no such device can be used.
         """
         self._settings = settings or PublishSettings()
         self._clock = clock or SystemClock()
@@ -376,6 +376,14 @@ class Publisher:
 def _own_base(device: str | None, executor: Executor | None) -> Base:
     if device is None:
         return MemoryBase(executor=executor)
-    from syncline_distributor.device_base import DeviceBase  # torch and triton are for those who have a device
+    try:  # torch and triton are for those who have a device
+        from syncline_distributor.torch_weights import usable_device
 
-    return DeviceBase(device, executor=executor)
+        usable = usable_device(device)
+        from syncline_distributor.device_base import DeviceBase
+    except ImportError as error:
+        raise Rejected(
+            f"device {device!r} needs torch and Triton ({error}); install torch's CUDA build, which brings both, "
+            "or leave `device` out and the CPU encodes"
+        ) from error
+    return DeviceBase(usable, executor=executor)

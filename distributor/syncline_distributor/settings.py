@@ -39,9 +39,11 @@ class Completion(StrEnum):
 
 AUTO = "auto"
 """In place of a codec's name: the cheapest for each tensor."""
+LINK_MBIT = 200.0
+"""The link that most replicas sit behind."""
 
 
-def codec_choice(name: str, *, link_mbit: float = 200.0) -> CodecChoice:
+def codec_choice(name: str, *, link_mbit: float = LINK_MBIT) -> CodecChoice:
     """The choice of codecs from `auto` or a codec's name, and the link that most replicas sit behind, in Mbit/s.
 
     FormatInvalid for a name that is no codec's.

@@ -1,14 +1,15 @@
-"""torch tensors as leaves. The only module of the distributor that knows torch, loaded only when the trainer hands in
-a tensor."""
+"""torch tensors as leaves, and the device that a trainer names. Knows torch, but no kernels; loaded only when the trainer
+hands in a tensor or names a device."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from syncline.errors import LayoutRefused
+from syncline.errors import LayoutRefused, Rejected
 from syncline.wire import dtypes
 from syncline_distributor.weights import UNIT_TYPES, Leaf
 
@@ -31,11 +32,12 @@ def leaf(name: str, tensor: torch.Tensor) -> Leaf:
         raise LayoutRefused(
             f"{name} is a {type(tensor).__name__}, which is no plain tensor; gather it first (full_tensor, dequantize)"
         )
+    if tensor.layout is not torch.strided:
+        raise LayoutRefused(f"{name} is laid out as {tensor.layout}, which safetensors cannot hold; call .to_dense()")
     kind = DTYPES.get(tensor.dtype)
-    if kind is None or tensor.layout is not torch.strided:
-        raise LayoutRefused(
-            f"{name}: {tensor.dtype} ({tensor.layout}) has no safetensors dtype; convert it before publishing"
-        )
+    if kind is None:
+        instead = "call .dequantize()" if tensor.is_quantized else "convert it with .to(dtype)"
+        raise LayoutRefused(f"{name}: {tensor.dtype} has no safetensors dtype; {instead} before publishing")
     if tensor.is_meta or tensor.untyped_storage().nbytes() < _storage_needed(tensor):
         raise LayoutRefused(
             f"{name} has no memory behind it (a meta tensor, or one whose shards were freed); gather it before publishing"
@@ -64,3 +66,35 @@ def _storage_needed(tensor: torch.Tensor) -> int:
 def _dispatch(kind: type[torch.Tensor]) -> object:
     """What a tensor class does with operations: a wrapper has a handler of its own."""
     return getattr(kind, "__torch_dispatch__", None)
+
+
+_CPU_ENCODES = "leave `device` out and the CPU encodes"
+
+
+def usable_device(device: object) -> torch.device:
+    """The device that weights are compared and encoded on. Rejected for what is none, or is not here.
+
+    The CPU is one only in Triton's interpreter (TRITON_INTERPRET=1), for tests.
+    """
+    try:
+        named = torch.device(device) if isinstance(device, str | torch.device) else None
+    except RuntimeError:
+        named = None
+    if named is not None and named.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return named
+    if named is None or named.type != "cuda":
+        raise Rejected(f"device is a CUDA device such as 'cuda:0', not {device!r}; name one, or {_CPU_ENCODES}")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        raise Rejected(
+            f"device '{device}': this torch ({torch.__version__}) "
+            + (
+                f"finds no GPU; look at the driver and at CUDA_VISIBLE_DEVICES, or {_CPU_ENCODES}"
+                if built
+                else f"has no CUDA; install a CUDA build, or {_CPU_ENCODES}"
+            )
+        )
+    count = torch.cuda.device_count()
+    if named.index is not None and named.index >= count:
+        raise Rejected(f"device '{device}' is not here: the last one is 'cuda:{count - 1}'; name one that is")
+    return named

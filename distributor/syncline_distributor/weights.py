@@ -209,7 +209,12 @@ def leaf(name: object, value: object) -> Leaf:
         from syncline_distributor import torch_weights  # torch is loaded already: the trainer's own
 
         return torch_weights.leaf(name, cast(Any, value))
-    raise LayoutRefused(f"{name} is a {type(value).__name__}, not a torch.Tensor, a NumPy array or Bits")
+    instead = (
+        "pass model.state_dict(), flat: one tensor a name"
+        if isinstance(value, Mapping)
+        else "make it one, or leave it out"
+    )
+    raise LayoutRefused(f"{name} is a {type(value).__name__}, not a torch.Tensor, a NumPy array or Bits; {instead}")
 
 
 def _memory(array: NDArray[Any], kind: str) -> tuple[Any, ...]:

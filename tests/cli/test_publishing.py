@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 Call = Callable[..., Any]
@@ -60,6 +61,19 @@ def test_the_step_is_read_from_the_folder_unless_it_is_told(
     assert syncline("publish", plain, *options, "--json").document["step"] is None
     (plain / "trainer_state.json").write_text('{"global_step": 300}')
     assert 300 == syncline("publish", plain, *options, "--json").document["step"]
+
+
+def test_a_quick_link_takes_a_quicker_codec(syncline: Call, trainer: Any, tmp_path: Path) -> None:
+    trainer.weights = {"w": (np.full((512, 512), 0.02, np.float32).view(np.uint32) >> 16).astype(np.uint16)}
+    folders = [trainer.step(), trainer.step(3000)]
+    codecs: list[list[str]] = []
+    for run, link in (("slow", []), ("quick", ["--link-mbit", 1e6])):
+        options = ("--store", tmp_path / "store", "--run", run, "--json")
+        published = [syncline("publish", folder, *options, *link).code for folder in folders]
+        assert [0, 0] == published
+        statistics = syncline("show", 3, *options).document["statistics"]
+        codecs.append(list(statistics["codecs"]))
+    assert [["context"], ["sparse"]] == codecs
 
 
 def test_a_tensor_without_a_name_is_told_as_such(syncline: Call, trainer: Any, tmp_path: Path) -> None:
