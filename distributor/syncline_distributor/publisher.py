@@ -361,7 +361,11 @@ class Publisher:
                 self._base.replace(self.reader, manifest, source)
             elif held is not None and held.version == manifest.base:
                 self._base.advance(self.reader, manifest, self._base.spool)
-        except (SynclineError, OSError) as error:
+        except (SynclineError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(
+                error, MemoryError | RuntimeError
+            ):  # a device says with the latter that it has no memory left
+                self._base.forget()
             self._log.warning(
                 "base did not advance; the next publish brings it on",
                 version=manifest.version,

@@ -12,9 +12,11 @@ import torch
 from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
 from syncline.clock import SystemClock
+from syncline.delta import Delta
 from syncline.delta.device import encoding
 from syncline.errors import DigestMismatch
 from syncline.store.memory import MemoryStore
+from syncline.wire.tiling import Tiling
 from syncline_distributor import Publisher, device_base
 from syncline_distributor.device_base import DeviceBase
 from syncline_distributor.settings import PublishSettings
@@ -72,6 +74,26 @@ def test_a_base_that_was_damaged_on_the_device_is_found_before_anything_is_publi
     with pytest.raises(DigestMismatch, match="base was damaged and is dropped"):
         publisher.publish(weights(1))
     assert 2 == publisher.publish(weights(1)).manifest.version
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room on the device")])
+def test_a_base_without_room_to_advance_costs_the_next_publish_a_load_and_not_the_version(error: Exception) -> None:
+    class Tight(DeviceBase):
+        full = True
+
+        def _change(self, delta: Delta, tiling: Tiling) -> None:
+            if self.full:
+                raise error
+            super()._change(delta, tiling)
+
+    store = MemoryStore(SystemClock())
+    base = Tight("cpu")
+    publisher = Publisher(store, "run", base=base, files={"config.json": b"{}"})
+    publisher.publish({"w": torch.arange(64).bfloat16()})
+    assert 2 == publisher.publish({"w": torch.arange(1, 65).bfloat16()}).manifest.version
+    base.full = False
+    assert 2 == publisher.publish({"w": torch.arange(2, 66).bfloat16()}).manifest.base
+    assert torch.equal(torch.arange(2, 66).bfloat16().view(torch.int16), base.held(0))
 
 
 def test_kernels_are_launched_on_the_publisher_s_device_whichever_is_current(monkeypatch) -> None:
