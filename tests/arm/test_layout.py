@@ -107,6 +107,17 @@ def test_a_row_of_a_turned_store_lies_in_place_unit_by_unit_and_several_do_not()
     assert all(frame.is_whole for frame in double.values() if isinstance(frame, Strewn))
 
 
+@pytest.mark.parametrize(("shape", "axis"), [([2, 1, 3, 5], 1), ([2, 4, 3, 5], 1), ([3, 7, 9], 0), ([1, 1, 40], 1)])
+def test_what_lies_as_the_tensor_does_is_in_place_however_it_is_cut(shape: list[int], axis: int) -> None:
+    table = TensorTable(tensors=[TensorSpec(name="t", dtype="U8", shape=shape, axis=axis)])
+    frames = place(Layout.whole(table), 0, Tiling(min_units=1, max_units=4, ways=1)).frames
+    assert len(frames) == table.tensors[0].grid(Tiling(min_units=1, max_units=4, ways=1)).count
+    for frame in frames.values():
+        assert isinstance(frame, InPlace)
+        units = range(frame.frame.units)
+        assert [frame.frame.offset(p) for p in units] == [frame.there.offset(p) for p in units]
+
+
 @st.composite
 def held(draw: st.DrawFn) -> tuple[Layout, Tiling, dict[int, int]]:
     """Bands of a tensor in one store, in any order of dimensions and with gaps; and where each unit lies."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -22,6 +22,8 @@ from syncline_agent.testing.spread import Loaded, Sizes, Steps
 CHAIN = 3
 SMALL = TilingPart(min_units=16, max_units=100, ways=4)
 SPREAD = Sizes(ways=3, kv_heads=1)
+QUICK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""An example takes long enough that shrinking one that fails would take minutes."""
 
 sizes = st.builds(
     Sizes,
@@ -59,7 +61,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@settings(max_examples=40, phases=QUICK, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(steps=runs, data=st.data())
 def test_what_is_written_is_a_fresh_slicing_of_the_target_and_can_be_undone(steps: Steps, data: st.DataObject) -> None:
     base = data.draw(st.integers(0, CHAIN - 1))
