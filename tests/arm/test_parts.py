@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from syncline.errors import LayoutRefused
 from syncline.wire.digest import Digest, total
 from syncline.wire.records import TilingPart
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Tiling
 from syncline_agent.arm.host_memory import HostMemory
-from syncline_agent.arm.layout import Band
+from syncline_agent.arm.layout import Band, Block, Layout
 from syncline_agent.arm.placing import InPlace, Strewn, place
 from syncline_agent.testing.spread import Loaded, Sizes, Steps
 
@@ -129,6 +131,18 @@ def test_only_frames_that_are_held_in_part_have_shadows() -> None:
     alone = Loaded.at(Steps.of(Sizes(ways=1), SMALL, 0, 0.1, "sparse", chain=0), 0, 0).memory
     assert 0 == alone.shadow_bytes
     assert alone.layout.is_whole
+
+
+def test_a_band_has_a_shadow_at_each_end_at_most() -> None:
+    table = TensorTable(tensors=[TensorSpec(name="t", dtype="BF16", shape=[1000, 8], axis=0)])
+    whole = np.arange(8000, dtype="<u2")
+    for first, last in ((0, 333), (333, 666), (666, 1000)):  # three ways, of sixteen bands and more
+        held = whole[8 * first : 8 * last].copy()
+        layout = Layout.of(table, [Block(0, (first, 0), (last - first, 8), 0, 0, (8, 1))])
+        memory = HostMemory(layout, Tiling(64, 256, 16), [held], loaded=lambda _: whole)
+        assert 0 < memory.shadow_bytes <= 2 * 2 * 256
+    layout = Layout.of(table, [Block(0, (250, 0), (250, 8), 0, 0, (8, 1))])  # the second of four ways
+    assert 0 == HostMemory(layout, Tiling(64, 256, 16), [whole[2000:4000]], loaded=None).shadow_bytes
 
 
 def test_frames_held_in_part_without_what_was_loaded_are_refused_by_name(steps: Steps) -> None:
