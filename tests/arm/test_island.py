@@ -45,6 +45,7 @@ class Gate(OpenGate):
         self.breaks: dict[str, Callable[[], None]] = {}
         self.serves: int | None = None
         self.stands = self.withholds = False
+        self.released = threading.Event()
 
     def _called(self, call: str, said: object = "") -> None:
         self.calls.append(f"{call} {said}".rstrip())
@@ -71,7 +72,7 @@ class Gate(OpenGate):
         self.withholds = False
 
     def release(self) -> None:
-        pass  # comes with every connection that ends
+        self.released.set()
 
     def fail(self, reason: str) -> None:
         self._called("fail")
@@ -641,8 +642,10 @@ def test_an_agent_killed_in_a_commit_finds_an_island_that_it_can_prove(
     engine = start(2)
     with ArmServer(node / "arm.sock", timeouts=TIMES) as first:
         assert first.wait_connected(10)
+        engine.gate.released.clear()
         commit_and_die(first, ask(1, 2), point)
         assert version == 1 or not is_proven(first, 2)
+    assert engine.gate.released.wait(5)  # at once, not when its patience ends
     if point != "apply.ready":
         wait_until(lambda: "fail" in engine.gate.calls)
         assert (None, False) == (engine.gate.serves, engine.gate.stands)
