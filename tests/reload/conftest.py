@@ -43,6 +43,7 @@ class World:
         self.run.first()
         self.random = random.Random(1)
         self.serve_unproven = False
+        self.seen_as: Path | None = None
         self.node_dir = folder / "node"
         self.reloading: Reloading = VllmReloading(Routes(server.url, client), QUICK)
         self.aim()
@@ -50,7 +51,9 @@ class World:
     def start_agent(self) -> Node:
         """A new agent on the node's files."""
         self.log = structlog.get_logger()
-        self.engine = ReloadEngine(self.reloading, Place("pool", "pod", self.node_dir), clock=self.clock, log=self.log)
+        self.engine = ReloadEngine(
+            self.reloading, Place("pool", "pod", self.node_dir, self.seen_as), clock=self.clock, log=self.log
+        )
         settings = AgentSettings(
             stores=["memory:"],
             target=self.folder / "target.json",

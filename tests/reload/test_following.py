@@ -74,6 +74,16 @@ def test_an_engine_reads_a_folder_that_nobody_may_write_meanwhile(world: Any) ->
     assert ["busy"] == seen
 
 
+def test_an_engine_that_sees_the_node_elsewhere_is_told_so(world: Any) -> None:
+    world.seen_as = world.folder / "mounted"
+    world.start_agent()
+    world.seen_as.symlink_to(world.node_dir, target_is_directory=True)
+    world.follow(1)
+    told = [call.body["kwargs"]["weights_path"] for call in world.server.calls if call.path == "/collective_rpc"]
+    assert [str(world.folder / "mounted" / "checkpoint")] == told
+    assert world.holds(1)
+
+
 def test_going_back_is_a_reload_of_a_second_checkpoint(world: Any) -> None:
     world.run.step()
     world.run.step()
