@@ -9,6 +9,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -520,6 +521,42 @@ def test_an_arm_that_breaks_the_protocol_later_is_disconnected(
         with pytest.raises(EngineUnavailable):
             channel.receive(timeout_s=5)
         wait_until(lambda: not server.wait_connected(0))
+
+
+STAGED = messages.Staged(id=1, target=2, changed=1, staged_bytes=1, seconds=0.0, digests=[])
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (messages.Done(id=1), "rank 0 of o answered done, not Staged"),
+        (messages.Held(id=1, spans={}), "rank 0 of o answered held, not Staged"),
+        (STAGED, "rank 0 told 0 digests of the 1 bands that it holds"),
+        (STAGED.model_copy(update={"digests": ["ef" * 16] * 2}), "rank 0 told 2 digests of the 1 bands"),
+        (STAGED.model_copy(update={"digests": None}), "rank 0 told 0 digests of the 1 bands"),
+    ],
+    ids=["done", "held", "too few", "too many", "none"],
+)
+def test_an_answer_that_fits_no_call_commits_nothing(
+    server: ArmServer, node: Path, ask: Ask, answer: messages.Answer, says: str
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger, ThreadPoolExecutor(1) as agent:
+        stranger.connect(str(node / "arm.sock"))
+        channel = Channel(stranger)
+        token = (node / "arm.token").read_text().strip()
+        channel.send(HELLO.model_copy(update={"token": token, "holds": [BAND]}))
+        assert isinstance(channel.receive(timeout_s=5), messages.Welcome)
+        assert server.wait_connected(5)
+        staging = agent.submit(server.stage, ask(1, 2))
+        call = channel.receive(timeout_s=5)
+        assert isinstance(call, messages.Stage)
+        channel.send(answer.model_copy(update={"id": call.id}))
+        if answer.type == "staged":
+            dropped = channel.receive(timeout_s=5)
+            assert isinstance(dropped, messages.Discard)
+            channel.send(messages.Done(id=dropped.id))
+        with pytest.raises(ProtocolViolation, match=says):
+            staging.result(10)
 
 
 def test_a_stranger_who_says_hello_a_byte_at_a_time_is_turned_away_in_time() -> None:
