@@ -1,7 +1,7 @@
 """The digest at memory speed: 32-bit multiplications that vectorise, 64-bit sums (wire.digest has the formula)."""
 
-# pyright: basic
-# compiled functions have no annotations: numba infers their types at the call
+# pyright: basic, reportCallIssue=false
+# compiled functions have no annotations: numba infers their types at the call, and gives an intrinsic its first argument
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.kernels.compiling import INT, U32, Signature, array, compiled
-from syncline.kernels.frames import check_inside
+from syncline.kernels.frames import LINE, RUNS_AHEAD, SHORT, check_inside
+from syncline.kernels.vectors import prefetch
 from syncline.wire import digest as wire
 from syncline.wire.digest import MASK32, MASK64, Digest
 from syncline.wire.tiling import Frame
@@ -44,6 +45,8 @@ def digest_frame(flat: Units, there: Frame, frame: Frame, seed: tuple[int, int])
     check_inside(flat, there)
     if there.units != frame.units:
         raise IndexError(f"{there} and {frame} do not have the same units")
+    if there.runs == frame.runs == 1:
+        return digest_units(flat[there.base : there.base + there.units], seed, start=frame.base)
     scale = 2 if flat.itemsize == 8 else 1
     words = flat.view(np.uint32) if scale == 2 else flat
     rows = (there.base, max(there.length, 1), there.stride, frame.base, max(frame.length, 1), frame.stride)
@@ -100,6 +103,9 @@ def _sum_rows_kernel(words, base, length, stride, first, row, apart, units, scal
         count = min(left, rest, todo, 4294967296 - np.int64(low))
         t1 = np.uint32(s1 + np.uint32(high * _H1))
         t2 = np.uint32(s2 + np.uint32(high * _H2))
+        if length < SHORT:
+            for line in range(0, count, LINE // words.itemsize):
+                prefetch(words, at + RUNS_AHEAD * stride * scale + line)
         for i in range(count):
             b = np.uint32(words[np.uint64(at + i)])
             p = np.uint32(low + np.uint32(i))

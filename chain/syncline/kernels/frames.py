@@ -25,10 +25,10 @@ _BLOCK = 64
 _USUAL = 2
 """Changes of a block that are written without looking whether there are so many: where few units change, most blocks have no more."""
 
-_RUNS_AHEAD = 4
-_SHORT = 4096
+RUNS_AHEAD = 4
+SHORT = 4096
 """Units of a run below which the next runs are asked for: across a band of columns the processor does not see by itself what comes."""
-_LINE = 64
+LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ def _check(flat: Units, frame: Frame, positions: Positions, values: Units | None
 def _gather_kernel(flat, whole, base, runs, length, stride):
     for run in range(runs):
         row = base + run * stride
-        if length < _SHORT:
-            for line in range(0, length, _LINE // flat.itemsize):
-                prefetch(flat, row + _RUNS_AHEAD * stride + line)
+        if length < SHORT:
+            for line in range(0, length, LINE // flat.itemsize):
+                prefetch(flat, row + RUNS_AHEAD * stride + line)
         for i in range(length):
             whole[np.uint64(run * length + i)] = flat[np.uint64(row + i)]
 
@@ -125,12 +125,12 @@ def _gather_kernel(flat, whole, base, runs, length, stride):
 def _diff_kernel(old, new, base, runs, length, stride, positions, before, after):
     found = np.uint64(0)
     whole = length // _BLOCK * _BLOCK
-    ahead = _RUNS_AHEAD * stride if length < _SHORT else 0
+    ahead = RUNS_AHEAD * stride if length < SHORT else 0
     for run in range(runs):
         row = base + run * stride
         for start in range(0, whole, _BLOCK):
             if ahead:
-                for line in range(0, _BLOCK, _LINE // old.itemsize):
+                for line in range(0, _BLOCK, LINE // old.itemsize):
                     prefetch(old, row + start + ahead + line)
                     prefetch(new, row + start + ahead + line)
             mask = differing(old, new, row + start)
