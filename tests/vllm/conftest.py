@@ -178,7 +178,7 @@ class Stream:
 class VllmServer:
     """One vLLM process on the checkpoint of a node."""
 
-    def __init__(self, checkpoint: Path, log: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, checkpoint: Path, log: Path, environ: Mapping[str, str], ranks: int = 1) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             port = free.getsockname()[1]
         flags = {
@@ -188,6 +188,7 @@ class VllmServer:
             "--port": str(port),
             "--dtype": "bfloat16",
             "--max-model-len": "2048",
+            "--tensor-parallel-size": str(ranks),
         }
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--enable-scale-out"]
         self.log = log
@@ -203,7 +204,7 @@ class VllmServer:
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
         self._pause = threading.Event()
 
-    def wait_ready(self, seconds: int = 150) -> None:
+    def wait_ready(self, seconds: int = 240) -> None:
         for _ in range(seconds * 4):
             if self.process.poll() is not None:
                 raise AssertionError(f"vLLM ended with {self.process.returncode}:\n{self.told()}")
@@ -268,6 +269,16 @@ PROMPTS = [[5, 6, 7], [500, 3, 9, 77, 41], list(range(100, 240))]
 """The last one fills a block of the prefix cache."""
 
 
+def bound(ranks: int) -> dict[str, str]:
+    """Each of several workers on cores of its own; vLLM wants to be told."""
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks == 1:
+        return {}
+    if len(cores) < ranks:
+        pytest.skip(f"{ranks} workers of vLLM need a core each, here are {len(cores)}")
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:ranks]))}
+
+
 class Fleet:
     """A run in a local store, an agent that follows it, and the vLLM servers beside it, one at a time."""
 
@@ -330,16 +341,22 @@ class Fleet:
             self.agent.kill()
             self.agent.wait(10)
 
-    def start_server(self, **environ: str) -> VllmServer:
+    def start_server(self, ranks: int = 1, **environ: str) -> VllmServer:
         """vLLM on the node's checkpoint, as soon as the agent has brought that."""
         self.wait(lambda: (self.node / "checkpoint/.syncline/marker.json").exists() or None, "a checkpoint")
         armed = {"SYNCLINE_ARM_SOCKET": str(self.node / "arm.sock"), "SYNCLINE_POOL": "p", "SYNCLINE_POD": "n"}
-        self.server = VllmServer(self.node / "checkpoint", self.folder / "vllm.log", {**armed, **environ})
+        self.server = VllmServer(
+            self.node / "checkpoint", self.folder / "vllm.log", {**armed, **bound(ranks), **environ}, ranks
+        )
         self.server.wait_ready()
         return self.server
 
     def status(self) -> dict[str, Any]:
         return self.http.get(f"http://127.0.0.1:{self._port}/status").json()
+
+    def verify(self) -> dict[str, Any]:
+        """What a sweep of all live memory finds."""
+        return self.http.post(f"http://127.0.0.1:{self._port}/verify", timeout=60).json()
 
     def wait(self, found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
         """What `found` returns, as soon as that is not None."""
@@ -369,12 +386,18 @@ class Fleet:
         assert self.digests[version] == status["applied"]["digest"]
         return status
 
-    def fresh_tokens(self, versions: list[int]) -> dict[int, list[list[int]]]:
+    def fresh_tokens(self, versions: list[int], ranks: int = 1) -> dict[int, list[list[int]]]:
         """What a vLLM without Syncline draws from each version's checkpoint."""
         folders = [str(self.checkpoint(version)) for version in versions]
         done = subprocess.run(
-            [str(PYTHON), str(Path(__file__).parent / "fresh.py"), json.dumps(PROMPTS), *folders],
-            env={**os.environ, **QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"},
+            [str(PYTHON), str(Path(__file__).parent / "fresh.py"), str(ranks), json.dumps(PROMPTS), *folders],
+            env={
+                **os.environ,
+                **QUIET,
+                **bound(ranks),
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_LOGGING_LEVEL": "ERROR",
+            },
             cwd=self.folder,
             capture_output=True,
             text=True,

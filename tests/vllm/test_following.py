@@ -95,3 +95,24 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
     assert 2 == server.told(1 << 30).count("Loading weights took")
     server.kill()
     assert drawn == fleet.fresh_tokens(sorted(drawn))
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_follow_each_in_its_slices_and_are_proven_together(fleet: Any, prompts: list[list[int]]) -> None:
+    fleet.publish()
+    fleet.start_agent()
+    server = fleet.start_server(ranks=2)
+    assert 2 == fleet.wait_serving(1)["engine"]["ranks"]
+    for version in (2, 3):
+        fleet.model.step()
+        fleet.publish()
+        assert "delta" == fleet.wait_serving(version)["apply_path"]
+    drawn = {3: [server.complete(prompt) for prompt in prompts]}
+    fleet.target("Pinned", 2)
+    assert "undo" == fleet.wait_serving(2)["apply_path"]
+    drawn[2] = [server.complete(prompt) for prompt in prompts]
+    assert fleet.digests[2] == fleet.verify()["digest"]
+    assert 2 >= server.told(1 << 30).count("Loading weights took")
+    server.kill()
+    assert drawn[2] != drawn[3]
+    assert {3: drawn[3]} == fleet.fresh_tokens([3], ranks=2)

@@ -21,7 +21,7 @@ from syncline.errors import DigestMismatch, LayoutRefused, SynclineError
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.probing import Probed, probe
 from syncline_agent.vllm.hooks import look_up
-from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of
+from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of, stores_of
 from syncline_agent.vllm.settings import VllmSettings
 
 UNDER_WAY: ContextVar[Arming | None] = ContextVar("syncline_arming", default=None)
@@ -95,10 +95,11 @@ class Arming:
                 )
             marker = checkpoint.marker
             assert marker is not None  # `reading` refuses a folder without one
-            check_not_derived(model, self._before)
             alone = self._config.parallel_config.world_size == 1
             tiling = marker.tiling.tiling
-            memory = memory_of(model, self._probed, checkpoint, tiling, alone=alone)
+            stores = stores_of(model, self._probed)
+            check_not_derived(model, self._before)
+            memory = memory_of(stores, self._probed, checkpoint, tiling, alone=alone)
             live = LiveWeights(checkpoint.table, tiling, memory, clock=self._clock)
             live.warm_up()
             try:
@@ -127,6 +128,8 @@ def unfit(vllm_config: Any) -> str | None:
         return "engines over several nodes are not followed in place yet"
     if getattr(parallel, "enable_eplb", False):
         return "expert load balancing moves experts while the engine serves; leave it off"
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        return "an engine that may sleep takes its weights out of memory while they are read; leave sleep mode off"
     if vllm_config.speculative_config is not None and vllm_config.speculative_config.method != "ngram":
         return "a draft model beside the served one is not followed"
     return None

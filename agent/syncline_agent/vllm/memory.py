@@ -5,7 +5,7 @@ Only looks at what the model holds; refuses by name what is not where it was loa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,19 @@ def check_not_derived(model: torch.nn.Module, before: set[int]) -> None:
         )
 
 
-def memory_of(model: torch.nn.Module, probed: Probed, checkpoint: Checkpoint, tiling: Tiling, *, alone: bool) -> Memory:
-    """The memory of a rank, which holds everything if it is `alone`. LayoutRefused by name."""
+def stores_of(model: torch.nn.Module, probed: Probed) -> list[torch.Tensor]:
+    """The stores that were probed, where the model computes with them. LayoutRefused, by name, for those that are gone."""
     stores = attach(probed, (tensor for _, tensor in tensors_of(model)))
     gone = [store.name for store, found in zip(probed.stores, stores, strict=True) if found is None]
     if gone:
         raise LayoutRefused(f"the engine repacks {_few(gone)} after loading")
+    return [store for store in stores if store is not None]
+
+
+def memory_of(
+    stores: Sequence[torch.Tensor], probed: Probed, checkpoint: Checkpoint, tiling: Tiling, *, alone: bool
+) -> Memory:
+    """The memory of a rank, which holds everything if it is `alone`. LayoutRefused by name."""
     table = checkpoint.table
     layout = Layout.of(table, probed.blocks)
     if alone and not layout.is_whole:
@@ -66,10 +73,9 @@ def memory_of(model: torch.nn.Module, probed: Probed, checkpoint: Checkpoint, ti
         absent = [spec.name for spec, whole in zip(table.tensors, held, strict=True) if not whole]
         why = "".join(f"; {name}: {trouble}" for name, trouble in list(probed.troubles.items())[:NAMED_MAX])
         raise LayoutRefused(f"the engine does not hold all of {_few(absent)}{why}")
-    found = [store for store in stores if store is not None]
-    device = found[0].device
+    device = stores[0].device
     if device.type == "cpu":
-        return HostMemory(layout, tiling, [_numpy(store) for store in found], loaded=checkpoint.units)
+        return HostMemory(layout, tiling, [_numpy(store) for store in stores], loaded=checkpoint.units)
     raise LayoutRefused(f"weights on {device} cannot be changed in place yet")
 
 
