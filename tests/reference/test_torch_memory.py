@@ -13,10 +13,9 @@ from syncline.errors import LayoutRefused
 from syncline.testing.tables import TILING
 from syncline.testing.weight_run import WeightRun
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.engine import DeltaFiles, StageRequest
-from syncline_agent.reference.torch_memory import DeviceMemory, memory_of
+from syncline_agent.reference.torch_memory import memory_of
 
 TORCH = {
     "BF16": torch.bfloat16,
@@ -34,7 +33,6 @@ TABLE = TensorTable(
         TensorSpec(name="e", dtype="BOOL", shape=[9], axis=0),
     ]
 )
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @pytest.fixture
@@ -61,24 +59,9 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def on_host(held: dict[str, torch.Tensor]) -> HostMemory:
-    memory = memory_of(TABLE, TILING.tiling, held)
-    assert isinstance(memory, HostMemory)
-    return memory
-
-
-def on_device(held: dict[str, torch.Tensor]) -> DeviceMemory:
-    return DeviceMemory(
-        TABLE, TILING.tiling, {s.name: held[s.name].reshape(-1).view(INTEGERS[s.unit_bytes]) for s in TABLE.tensors}
-    )
-
-
-@pytest.mark.parametrize("place", [on_host, on_device])
-def test_a_commit_changes_the_very_tensors_and_an_undo_changes_them_back(
-    run: WeightRun, place: Callable[[dict[str, torch.Tensor]], HostMemory | DeviceMemory]
-) -> None:
+def test_a_commit_changes_the_very_tensors_and_an_undo_changes_them_back(run: WeightRun) -> None:
     held = tensors(run, 1)
-    live = LiveWeights(TABLE, TILING.tiling, place(held))
+    live = LiveWeights(TABLE, TILING.tiling, memory_of(TABLE, TILING.tiling, held))
     live.prove(run.lineage, "main", 1, run.digest(1))
     live.stage(
         StageRequest(
@@ -113,7 +96,7 @@ def test_a_commit_changes_the_very_tensors_and_an_undo_changes_them_back(
 
 def test_a_read_back_reads_the_tensor_itself(run: WeightRun) -> None:
     held = tensors(run, 1)
-    memory = on_device(held)
+    memory = memory_of(TABLE, TILING.tiling, held)
     live = LiveWeights(TABLE, TILING.tiling, memory)
     live.prove(run.lineage, "main", 1, run.digest(1))
     place = int(np.flatnonzero(run.weights(1)["c"] != run.weights(2)["c"])[0])

@@ -30,6 +30,8 @@ from syncline_agent.arm.strewn import HostStores, StrewnChange
 
 Units = NDArray[Any]
 """A flat, contiguous row of unsigned units (wire.dtypes)."""
+SLICE_UNITS = 1 << 20
+"""Summed up by one core in about a millisecond."""
 _PLACED = 1024
 """Tensors whose frames' places are remembered: hundreds of bytes a frame, too much for a hundred thousand experts."""
 
@@ -80,6 +82,8 @@ class HostChanges:
 
 class HostMemory:
     """A `Memory` of numpy stores."""
+
+    slice_units = SLICE_UNITS
 
     def __init__(
         self,

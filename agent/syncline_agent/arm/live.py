@@ -29,7 +29,7 @@ from syncline_agent.arm.host_memory import HostMemory, Units
 from syncline_agent.arm.layout import Band, Layout
 from syncline_agent.arm.memory import Memory
 from syncline_agent.arm.staging import Digests, Staged, read_digests, stage, sum_of
-from syncline_agent.arm.sweeping import SLICE_UNITS, Walks
+from syncline_agent.arm.sweeping import Walks
 from syncline_agent.engine import Applied, StageRequest, StageResult
 
 
@@ -175,7 +175,8 @@ class LiveWeights:
             staged = stage(request, self._memory, self._digests, self._executor)
         except (FrameCorrupt, DigestMismatch):
             if request.checkpoint is None:
-                self._sweep_tensors(0.0, SLICE_UNITS)  # raises if it is memory that is wrong, and not the delta
+                # Raises if it is memory that is wrong, and not the delta.
+                self._sweep_tensors(0.0, self._memory.slice_units)
             raise
         after = Applied(request.lineage, request.view, request.target, request.target_digest, proven=before.proven)
         self._staged = _Switch(before, after, staged)
@@ -259,7 +260,7 @@ class LiveWeights:
             self._applied = replace(switch.after, proven=proven)
             return self._applied
 
-    def sweep(self, *, rest: float = 0.0, slice_units: int = SLICE_UNITS) -> Applied:
+    def sweep(self, *, rest: float = 0.0, slice_units: int | None = None) -> Applied:
         """Digest all live memory, a slice at a time, and compare it with what the applied version should be.
 
         Sleeps `rest` times as long as each slice took, unless another sweep waits for this one. Commits may come between
@@ -274,7 +275,7 @@ class LiveWeights:
                 doubts = self._doubts
                 if self._applied is None:
                     raise EngineUnavailable("the engine holds no version yet; load a checkpoint first")
-            self._sweep_tensors(rest, slice_units)
+            self._sweep_tensors(rest, slice_units or self._memory.slice_units)
             with self._lock:
                 found = sum_of(self._digests).hex
                 whole = self._memory.layout.is_whole

@@ -1,7 +1,7 @@
 """What an arm asks of the memory that an engine computes with: read it, stage changes against it, write them.
 
 A `Memory` knows places and bits; which bits, and when, is decided by `live`. None copies a tensor, and none writes
-outside `scatter`. `host_memory` is the one of numpy stores.
+outside `scatter`. `host_memory` is the one of numpy stores, `device_memory` that of an accelerator's.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class Memory(Protocol):
 
     @property
     def tiling(self) -> Tiling: ...
+
+    @property
+    def slice_units(self) -> int:
+        """About a millisecond of summing up: how much a sweep may read while a commit waits. A slice is at least one part."""
+        ...
 
     def parts(self, tensor: int) -> Sequence[Part]:
         """What is held of the tensor, frame by frame, ascending (placing.py)."""

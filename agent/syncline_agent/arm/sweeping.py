@@ -14,9 +14,6 @@ from syncline.clock import Clock
 from syncline.wire.digest import Digest
 from syncline_agent.arm.memory import Changes, Memory
 
-SLICE_UNITS = 1 << 20
-"""About a millisecond of one core: how long a sweep may keep a commit waiting. A slice is at least one part."""
-
 
 @dataclass(slots=True)
 class _Walk:

@@ -173,7 +173,7 @@ def _ranked(moved, LANES: tl.constexpr):
     return popcount(ours & before), popcount(ours)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames"])
 def _decode(
     anchor, bases, lengths, strides, unit_counts, frames,
     widths, width_sums, lists, coarse, entries,

@@ -1,0 +1,326 @@
+"""Live weights on an accelerator, as torch stores: deltas are decoded there, and what is staged stays there until a commit writes it.
+
+Staging and sweeping run on streams of their own beside the engine's; only `scatter` writes, once the device has nothing else to do. Frames
+that do not lie as rows are staged on the host. It copies no tensor: beside the stores it holds what is staged, while staging a slab of
+frames, and on the host a shadow of each frame that is held in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from syncline import faults
+from syncline.checkpoint import Checkpoint
+from syncline.delta import Delta
+from syncline.delta.device.held import HeldFrame, HeldFrames
+from syncline.delta.device.memory import to_device, to_host
+from syncline.delta.device.slabs import SLAB_BYTES
+from syncline.delta.device.staging import StagedPart, digests_of, stage_held, stage_whole_held
+from syncline.delta.device.warming import warm_up
+from syncline.errors import EngineUnavailable, LayoutRefused
+from syncline.kernels.gpu.digest import sweep
+from syncline.wire.digest import Digest
+from syncline.wire.tiling import Tiling
+from syncline_agent.arm.layout import Layout, end_of
+from syncline_agent.arm.memory import Changes
+from syncline_agent.arm.placing import InPlace, Part, place
+from syncline_agent.arm.shadows import Shadows, StrewnChanges
+from syncline_agent.arm.strewn import Units
+
+SLICE_UNITS = 1 << 26
+"""What a sweep sums up at a time: well under a millisecond of a GPU, and enough that its launch is a small part of it."""
+_PLACED = 1024
+"""Tensors whose frames' places are remembered, as for host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Bits for single places of one store."""
+
+    tensors: Sequence[int]
+    store: int
+    places: torch.Tensor
+    """int64."""
+    new: torch.Tensor
+    old: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.places.nbytes + self.new.nbytes + self.old.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChanges:
+    """Absolute bits for places of device memory (memory.Changes)."""
+
+    parts: Sequence[StagedPart]
+    writes: Sequence[_Write]
+    strewn: Mapping[int, StrewnChanges]
+    """By tensor, for the shadows; what it writes to live memory is in `writes`."""
+    digests: Mapping[int, Mapping[int, Digest]]
+
+    @property
+    def tensors(self) -> Sequence[int]:
+        return sorted(self.digests)
+
+    @property
+    def changed(self) -> int:
+        return sum(part.changed for part in self.parts) + sum(write.places.numel() for write in self.writes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of device memory, and of the host's for the shadows."""
+        shadows = sum(
+            change.shadow.nbytes for of_frame in self.strewn.values() for change in of_frame.values() if change.shadow
+        )
+        return sum(part.nbytes for part in self.parts) + sum(write.nbytes for write in self.writes) + shadows
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceStores:
+    """What the host reads of strewn frames (strewn.Stores): copies."""
+
+    stores: Sequence[torch.Tensor]
+
+    def box(self, spot: Any) -> Units:
+        store = self.stores[spot.store]
+        box = store.as_strided(spot.size, spot.strides, store.storage_offset() + spot.base)
+        return to_host(box.reshape(-1)).reshape(spot.size)
+
+    def take(self, store: int, places: NDArray[np.int64]) -> Units:
+        flat = self.stores[store]
+        return to_host(flat[torch.from_numpy(places).to(flat.device)])
+
+
+class DeviceMemory:
+    """A `Memory` of torch stores on one device. The kernels run on a CPU's too, in Triton's interpreter."""
+
+    slice_units = SLICE_UNITS
+
+    def __init__(
+        self,
+        layout: Layout,
+        tiling: Tiling,
+        stores: Sequence[torch.Tensor],
+        *,
+        loaded: Callable[[str], Units] | None = None,
+        slab_bytes: int = SLAB_BYTES,
+        staged_bytes_max: int | None = None,
+    ) -> None:
+        """`stores`: flat integer tensors, in the layout's order; `loaded` as for HostMemory. Staging takes `staged_bytes_max` of device
+        memory at most, where that is said, and twice `slab_bytes` while it is under way. LayoutRefused by name."""
+        _check_stores(layout, stores)
+        self.table, self.layout, self.tiling = layout.table, layout, tiling
+        self._stores, self._slab_bytes, self._staged_bytes_max = stores, slab_bytes, staged_bytes_max
+        self._device = stores[0].device if stores else torch.device("cpu")
+        self._places = lru_cache(maxsize=_PLACED)(lambda tensor: place(layout, tensor, tiling))
+        self._shadows = Shadows(layout, tiling, self._places, _DeviceStores(stores), loaded)
+        self._held = HeldFrames.of(layout.table, tiling, stores, self._in_place())
+        self._staging, self._sweeping = (self._stream(), self._stream())
+        self._synchronize()  # what was loaded is there, whatever stream it came by
+
+    @property
+    def shadow_bytes(self) -> int:
+        """Host memory beside the stores, for as long as they live."""
+        return self._shadows.nbytes
+
+    def parts(self, tensor: int) -> Sequence[Part]:
+        return self._places(tensor).parts
+
+    def digests(self, tensor: int, parts: range) -> Sequence[Digest]:
+        places, held = self._places(tensor), self._held.of_tensor(tensor)
+        frames = [places.frames[places.parts[part].frame] for part in parts]
+        found: dict[int, Digest] = {}
+        with self._on(self._sweeping):
+            if held is not None:
+                kind, rows = self._held.kinds[held[0]], held[1]
+                in_place = [frame.index for frame in frames if isinstance(frame, InPlace)]
+                sums = sweep(*kind.launch(rows[in_place]))
+                found = dict(zip(in_place, digests_of(sums), strict=True))
+            return [
+                found[frame.index] if isinstance(frame, InPlace) else self._shadows.digest(tensor, part, frame)
+                for part, frame in zip(parts, frames, strict=True)
+            ]
+
+    def stage(self, deltas: Sequence[Delta], *, executor: Executor | None = None) -> DeviceChanges:
+        self._check_room(deltas)
+        return self._with_room(lambda: self._stage(deltas, executor))
+
+    def stage_checkpoint(self, checkpoint: Checkpoint, *, executor: Executor | None = None) -> DeviceChanges:
+        return self._with_room(lambda: self._stage_checkpoint(checkpoint))
+
+    def scatter(self, changes: Changes, *, undo: bool) -> None:
+        assert isinstance(changes, DeviceChanges)
+        self._synchronize()  # steps that the host is done with may still read
+        half = len(changes.parts) // 2
+        with self._on(self._staging):
+            for done, part in enumerate(changes.parts):
+                if done == half:
+                    faults.reach("apply.scattering")
+                part.write(undo=undo)
+            if not changes.parts:
+                faults.reach("apply.scattering")
+            for write in changes.writes:
+                self._stores[write.store].index_copy_(0, write.places, write.old if undo else write.new)
+        for tensor, strewn in changes.strewn.items():
+            self._shadows.write(tensor, strewn, undo=undo)
+
+    def read_back(self, changes: Changes, *, undo: bool) -> Sequence[str]:
+        assert isinstance(changes, DeviceChanges)
+        wrong: set[int] = set()
+        with self._on(self._staging):
+            found = [part.missing(undo=undo) for part in changes.parts]
+            for part, missing in zip(changes.parts, found, strict=True):
+                if bool(missing.any()):
+                    wrong.update(part.tensors[at] for at, count in enumerate(missing.tolist()) if count)
+            for write in changes.writes:
+                if not torch.equal(self._stores[write.store][write.places], write.old if undo else write.new):
+                    wrong.update(write.tensors)
+        wrong.update(t for t, strewn in changes.strewn.items() if not self._shadows.stand(t, strewn, undo=undo))
+        return [self.table.tensors[tensor].name for tensor in sorted(wrong)]
+
+    def warm_up(self) -> None:
+        with self._on(self._staging):
+            warm_up(self.table, self._held)
+
+    # --- what a change is made of
+
+    def _stage(self, deltas: Sequence[Delta], executor: Executor | None) -> DeviceChanges:
+        changing = sorted({t for parsed in deltas for t in parsed.tensors})
+        with self._on(self._staging):
+            parts = stage_held(self.table, self._held, deltas, executor=executor, slab_bytes=self._slab_bytes)
+            strewn = {tensor: self._shadows.stage(tensor, deltas, executor=executor) for tensor in changing}
+            return self._changes(parts, strewn)
+
+    def _stage_checkpoint(self, checkpoint: Checkpoint) -> DeviceChanges:
+        names = [spec.name for spec in self.table.tensors]
+        whole = lru_cache(maxsize=1)(lambda tensor: checkpoint.units(names[tensor]))
+        with self._on(self._staging):
+            parts = stage_whole_held(self.table, self._held, whole, slab_bytes=self._slab_bytes)
+            strewn = {
+                tensor: self._shadows.stage_whole(tensor, whole(tensor))
+                for tensor in range(len(names))
+                if any(True for _ in self._shadows.frames(tensor))
+            }
+            return self._changes(parts, strewn)
+
+    def _in_place(self) -> Iterator[HeldFrame]:
+        for tensor in range(len(self.table.tensors)):
+            for held in self._places(tensor).frames.values():
+                if isinstance(held, InPlace):
+                    yield HeldFrame(tensor, held.index, held.frame, held.store, held.there)
+
+    def _changes(self, parts: Sequence[StagedPart], strewn: Mapping[int, StrewnChanges]) -> DeviceChanges:
+        digests: dict[int, dict[int, Digest]] = {}
+        for part in parts:
+            counts = part.staged.changed.tolist()
+            for tensor, index, count, change in zip(part.tensors, part.frames, counts, part.digests, strict=True):
+                if count:
+                    lies = self._places(tensor).frames[index]
+                    assert isinstance(lies, InPlace)
+                    digests.setdefault(tensor, {})[lies.part] = change
+        for tensor, of_frame in strewn.items():
+            for change in of_frame.values():
+                if change.changed:
+                    digests.setdefault(tensor, {}).update(change.digests)
+        kept = {tensor: of_frame for tensor, of_frame in strewn.items() if of_frame}
+        changes = DeviceChanges(parts, self._writes(kept), kept, digests)
+        self._check_bytes(changes.nbytes)
+        return changes
+
+    def _writes(self, strewn: Mapping[int, StrewnChanges]) -> list[_Write]:
+        """What strewn frames write, store by store."""
+        of_store: dict[int, list[tuple[int, Any]]] = {}
+        for tensor, of_frame in strewn.items():
+            for change in of_frame.values():
+                for write in change.writes:
+                    of_store.setdefault(write.store, []).append((tensor, write))
+        return [
+            _Write(
+                sorted({tensor for tensor, _ in writes}),
+                store,
+                torch.from_numpy(np.concatenate([write.places for _, write in writes])).to(self._device),
+                to_device(np.concatenate([write.new for _, write in writes]), self._device),
+                to_device(np.concatenate([write.old for _, write in writes]), self._device),
+            )
+            for store, writes in sorted(of_store.items())
+        ]
+
+    # --- room
+
+    def _check_room(self, deltas: Sequence[Delta]) -> None:
+        """Refuse before decoding what will not fit: of one delta, its frames say how much it changes."""
+        if len(deltas) == 1 and self._staged_bytes_max is not None:
+            units = {t: self.table.tensors[t].unit_bytes for t in deltas[0].tensors}
+            rows = {t: found[1] for t in units if (found := self._held.of_tensor(t)) is not None}
+            self._check_bytes(
+                sum(
+                    coded.frame.changed * (4 + 2 * units[tensor])
+                    for tensor in rows
+                    for index, coded in deltas[0].frames(tensor).items()
+                    if rows[tensor][index] >= 0
+                )
+            )
+
+    def _check_bytes(self, nbytes: int) -> None:
+        if self._staged_bytes_max is not None and nbytes > self._staged_bytes_max:
+            raise EngineUnavailable(
+                f"the changes take {nbytes} bytes of device memory, {self._staged_bytes_max} are allowed for staging;"
+                " nothing was written: allow more, or restart the engine from a checkpoint"
+            )
+
+    def _with_room(self, work: Callable[[], DeviceChanges]) -> DeviceChanges:
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            reason = str(error).split(" GPU ")[0]
+        # Outside the handler: with the error goes what was staged so far, which its frames held.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise EngineUnavailable(
+            f"no room on {self._device} for the changes ({reason}); nothing was written: leave the engine less memory,"
+            " or restart it from a checkpoint"
+        )
+
+    # --- streams
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    @contextmanager
+    def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """Work on this stream; it is done when the block ends."""
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            yield
+            if stream is not None:
+                stream.synchronize()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _check_stores(layout: Layout, stores: Sequence[torch.Tensor]) -> None:
+    for tensor, spec in enumerate(layout.table.tensors):
+        for block in layout.blocks[tensor]:
+            if block.store >= len(stores):
+                raise LayoutRefused(f"{spec.name} lies in store {block.store} of {len(stores)}")
+            store = stores[block.store]
+            if store.dim() != 1 or not store.is_contiguous() or store.is_floating_point() or store.is_complex():
+                raise LayoutRefused(f"{spec.name} lies in store {block.store}, which is no flat row of integers")
+            if store.element_size() != spec.unit_bytes or store.device != stores[0].device:
+                raise LayoutRefused(
+                    f"{spec.name} lies in store {block.store} of {store.dtype} on {store.device}; it needs units of"
+                    f" {spec.unit_bytes} bytes on {stores[0].device}"
+                )
+            if end_of(block) > store.numel():
+                raise LayoutRefused(f"{spec.name} lies beyond the {store.numel()} units of store {block.store}")
