@@ -21,7 +21,7 @@ from syncline_agent.sglang.placement import Placement
 from syncline_agent.sglang.scratch import aside
 from syncline_agent.sglang.settings import SglangSettings
 from syncline_agent.sglang.still import Still
-from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of
+from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of, stores_of
 
 
 class Arming:
@@ -87,10 +87,11 @@ class Arming:
             raise LayoutRefused(self.refusal or "the model was loaded by another way than SGLang's default loader")
         marker = checkpoint.marker
         assert marker is not None  # `reading` refuses a folder without one
+        stores = stores_of(model, self._probed)
         if self._before is not None:
             check_not_derived(model, self._before)
         tiling = marker.tiling.tiling
-        found = memory_of(model, self._probed, checkpoint, tiling, alone=self._placement.ranks == 1)
+        found = memory_of(stores, self._probed, checkpoint, tiling, alone=self._placement.ranks == 1)
         memory = Still(found, model)
         live = LiveWeights(checkpoint.table, tiling, memory, clock=self._clock)
         memory.warm_up()

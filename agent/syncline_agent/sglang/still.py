@@ -63,6 +63,10 @@ class Still:
     def tiling(self) -> Tiling:
         return self._memory.tiling
 
+    @property
+    def slice_units(self) -> int:
+        return self._memory.slice_units
+
     def parts(self, tensor: int) -> Sequence[Part]:
         return self._memory.parts(tensor)
 
