@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from syncline.checkpoint import Checkpoint
 from syncline.errors import LayoutRefused
 from syncline.wire.tiling import Tiling
-from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.layout import Layout, shape_of
 from syncline_agent.arm.memory import Memory
 from syncline_agent.arm.probing import Probed, attach
+from syncline_agent.arm.torch_stores import memory_of_stores
 
 NAMED_MAX = 4
 
@@ -73,14 +72,7 @@ def memory_of(
         absent = [spec.name for spec, whole in zip(table.tensors, held, strict=True) if not whole]
         why = "".join(f"; {name}: {trouble}" for name, trouble in list(probed.troubles.items())[:NAMED_MAX])
         raise LayoutRefused(f"the engine does not hold all of {_few(absent)}{why}")
-    device = stores[0].device
-    if device.type == "cpu":
-        return HostMemory(layout, tiling, [_numpy(store) for store in stores], loaded=checkpoint.units)
-    raise LayoutRefused(f"weights on {device} cannot be changed in place yet")
-
-
-def _numpy(store: torch.Tensor) -> np.ndarray[Any, Any]:
-    return store.numpy().view(f"<u{store.element_size()}")
+    return memory_of_stores(layout, tiling, stores, loaded=checkpoint.units)
 
 
 def _few(names: list[str]) -> str:
