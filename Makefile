@@ -31,7 +31,7 @@ help:  ## show the targets
 	@echo "  PYTHON=…       the Python (>= 3.11) that makes the environment"
 	@echo "  TORCH_INDEX=…  package index to take torch from (a CUDA or CPU build)"
 	@echo "  STORE=s3       demo through a SeaweedFS that the demo starts"
-	@echo "  ARGS=…         more arguments for pytest"
+	@echo "  ARGS=…         more arguments for pytest; for bench, the names of benchmarks, or one and its options (ARGS=\"times --help\")"
 
 venv: $(STAMP)  ## make .venv with the pinned dependencies and an editable install
 

@@ -1,4 +1,4 @@
-"""`python -m bench [name …] [--option …]`: run the named benchmarks, or all of them; options go to a single named one.
+"""`python -m bench [name …] [--option …]`: run the named benchmarks, or all of them; options go to a single named one, `--help` too.
 
 Each module of this folder with a `main` is one. Those that need a GPU, and the picture, run only when they are named.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from bench.machine import describe
 
-NOT_BENCHMARKS = ("__main__", "machine", "model", "processes", "results")
+NOT_BENCHMARKS = ("__main__", "gpu", "gpu_sectors", "machine", "model", "processes", "results")
 ONLY_NAMED = ("picture", "gpu_")
 """Beginnings of names."""
 
@@ -28,6 +29,9 @@ def main() -> int:
     named = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     everything = [name for name in names() if not name.startswith(ONLY_NAMED)]
     wanted, options = arguments[:named] or everything, arguments[named:]
+    if not named and {"-h", "--help"}.intersection(options):
+        print(f"{(__doc__ or '').partition(chr(10))[0]}\nThere are: {', '.join(names())}")
+        return 0
     if options and named != 1:
         print("options are a single benchmark's; name it first", file=sys.stderr)
         return 2
@@ -35,11 +39,20 @@ def main() -> int:
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are: {', '.join(names())}", file=sys.stderr)
         return 2
-    print(describe())
+    if not {"-h", "--help"}.intersection(options):
+        print(describe())
     for name in wanted:
         print(f"\n== {name}", flush=True)
-        import_module(f"bench.{name}").main(*([options] if options else []))
+        _module(name).main(options)
     return 0
+
+
+def _module(name: str) -> ModuleType:
+    if not name.startswith("gpu_"):
+        return import_module(f"bench.{name}")
+    # On a GPU's machine, where nothing may be installed, they are run as plain scripts, and import each other as such.
+    sys.path.insert(0, str(Path(__file__).parent))
+    return import_module(name)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from threading import local
 from time import perf_counter
 
 from bench.model import BenchModel
-from bench.results import save
+from bench.results import save, variant
 
 from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
@@ -62,7 +62,12 @@ def main(arguments: Sequence[str] = ()) -> None:
             _measure_reads(store, root, shard_bytes, given.repeats, seconds)
         finally:
             seaweed.stop()
-    save("anchor", _table(model, seconds), {"seconds": seconds, "bytes": model.size_bytes})
+    save(
+        "anchor",
+        _table(model, seconds),
+        {"seconds": seconds, "bytes": model.size_bytes},
+        unlike=variant(parser, given, beside=["folder"]),
+    )
 
 
 def _measure_writes(store: WeightStore, root: Path, shard_bytes: int, repeats: int, seconds: Seconds) -> None:

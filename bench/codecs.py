@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 
-from bench.results import save
+from bench.results import save, variant
 
 from syncline_cli.bench.codec import SHARES, measured
 from syncline_cli.output import Output
@@ -25,4 +25,4 @@ def main(arguments: Sequence[str] = ()) -> None:
             table.show(output)
     trimmed = [line.rstrip() for line in text.getvalue().splitlines()]
     lines = [*trimmed, *(check.line for check in checks)]
-    save("codecs", "\n".join(lines), {table.key: table.document() for table in tables})
+    save("codecs", "\n".join(lines), {table.key: table.document() for table in tables}, unlike=variant(parser, given))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu import require_gpu
 from gpu_sectors import distinct, touch
 from numpy.typing import NDArray
 
@@ -281,12 +282,13 @@ def scatters(work: Workload, share: float) -> list[Row]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=SHARE_GB)
     parser.add_argument("--only", default="", help="names of workloads, with commas between")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    require_gpu()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     bf16 = [adam_like(6e-7, seed) for seed in range(DISTINCT)]
     cases: dict[str, Callable[[], Workload]] = {

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gpu import require_gpu
 from gpu_decode import DISTINCT, SHARE_GB, Pair, Row, adam_like, frame, laid_out, milliseconds, packed_codes
 
 from syncline.codecs.base import FrameChange
@@ -150,12 +151,13 @@ def measure(name: str, work: Workload) -> list[Row]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=SHARE_GB)
     parser.add_argument("--only", default="", help="names of workloads, with commas between")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    require_gpu()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
 
     def bf16(rate: float) -> list[Pair]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gpu import require_gpu
 from gpu_decode import SHARE_GB, Pair, adam_like, laid_out, milliseconds, packed_codes
 
 ALGORITHMS = ("LZ4", "Zstd", "ANS", "Bitcomp")
@@ -29,11 +30,12 @@ def mask_of(pairs: list[Pair], gigabytes: float) -> tuple[torch.Tensor, int]:
     return flips.repeat(copies).view(torch.uint8), copies * int((flips != 0).sum())
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    require_gpu()
     try:
         from nvidia import nvcomp  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     except ImportError:

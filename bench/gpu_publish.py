@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from gpu import require_gpu
 
 from syncline.chain import ChainReader
 from syncline.clock import SystemClock
@@ -38,11 +40,12 @@ def masters(layers: int) -> dict[str, torch.Tensor]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    require_gpu()
     torch.manual_seed(0)
     weights = masters(args.layers)
     served = {name: tensor.bfloat16() for name, tensor in weights.items()}

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.model import BenchModel
 from bench.processes import Processes, answer, free_port, sums
-from bench.results import save
+from bench.results import save, variant
 
 RUN = "bench"
 WARM_UP = 2
@@ -179,7 +179,12 @@ def main(arguments: Sequence[str] = ()) -> None:
             peaks = {name: (memory.resident, memory.anonymous) for name, memory in memories.items()}
             for memory in memories.values():
                 memory.stop()
-    save("path", _table(model, steps, peaks), {"steps": [asdict(s) for s in steps], "peak_bytes": peaks})
+    save(
+        "path",
+        _table(model, steps, peaks),
+        {"steps": [asdict(s) for s in steps], "peak_bytes": peaks},
+        unlike=variant(parser, given, beside=["folder"]),
+    )
 
 
 def _table(model: BenchModel, steps: list[Step], peaks: dict[str, tuple[int, int]]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numba as nb
 import numpy as np
-from bench.results import save
+from bench.results import save, variant
 from numpy.typing import NDArray
 
 from syncline.delta import (
@@ -223,7 +223,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     """A table for one core and one for all, of each codec. The latter is wall time, so it says how busy the machine was."""
     parser = argparse.ArgumentParser(prog="python -m bench speed", description=__doc__)
     parser.add_argument("--codec", choices=sorted(CODEC_NAMES.values()), action="append", help="once or more often")
-    codecs = parser.parse_args(arguments).codec or COMPARED
+    given = parser.parse_args(arguments)
+    codecs = given.codec or COMPARED
     warm = make_model(layers=1)  # compiles
     for codec in codecs:
         stage(warm, warm.old, encode(warm, None, codec), None)
@@ -235,5 +236,4 @@ def main(arguments: Sequence[str] = ()) -> None:
         for cores in sorted({1, len(os.sched_getaffinity(0))}):
             table, samples[f"{codec}, {cores} cores, seconds"] = measure(model, codec, cores, repeats=3)
             tables.append(table)
-    busy = f"load average of the last five minutes when done: {os.getloadavg()[1]:.1f}"
-    save("speed", "\n\n".join([*tables, busy]), samples)
+    save("speed", "\n\n".join(tables), samples, unlike=variant(parser, given))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
 from time import thread_time
 
 import numpy as np
@@ -53,8 +54,9 @@ def _least(work: Callable[[], object]) -> float:
     return shortest
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     """A line a codec: time at each density, and what a unit and a change cost."""
+    argparse.ArgumentParser(prog="python -m bench times", description=__doc__).parse_args(arguments)
     samples: dict[str, list[float]] = {}
     lines = ["ns a unit of BF16, encode + decode, one core"]
     heads = "".join(f"{share:>9.1%}" for share in DENSITIES)

@@ -22,7 +22,7 @@ from syncline_cli.context import (
     no_versions,
     opened_run,
 )
-from syncline_cli.output import age, size
+from syncline_cli.output import age, counted, size
 from syncline_cli.tensors import tensors_of
 
 
@@ -126,7 +126,7 @@ def show(
         "identity": manifest.identity(),
         "tensors": f"{len(table.tensors)} ({size(table.size_bytes)})",
         "chunks": len(manifest.chunks),
-        "codecs": ", ".join(f"{n} {c}" for n, c in manifest.statistics.codecs.items()) or "-",
+        "codecs": ", ".join(f"{n} {counted(c, 'change')}" for n, c in manifest.statistics.codecs.items()) or "-",
         "labels": ", ".join(f"{k}={v}" for k, v in manifest.labels.items()) or "-",
         "signature": "none"
         if manifest.signature is None

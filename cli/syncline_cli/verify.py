@@ -31,6 +31,8 @@ from syncline_cli.context import (
 from syncline_cli.output import EXIT_DIFFERENT, Output, counted, size
 
 SWEEP_TIMEOUT_S = 600.0
+TENSORS_NAMED = 10
+"""As many tensors that differ are told; after another training it would be all."""
 
 app = typer.Typer(no_args_is_help=True, help="Recompute what a store, a checkpoint or a replica claims.")
 
@@ -147,6 +149,7 @@ def checkpoint(
         problems,
         {"version": version, "tensors": len(wanted), "digest": manifest.digest},
         f"version {version}: {counted(len(wanted), 'tensor')} compared, digest {manifest.digest}",
+        most=TENSORS_NAMED,
     )
 
 
@@ -231,14 +234,18 @@ def _message(answer: dict[str, Any]) -> str:
         return "without a reason"
 
 
-def _conclude(output: Output, problems: list[dict[str, Any]], facts: dict[str, Any], words: str) -> None:
-    """The verdict; `words` are the facts as a person reads them."""
+def _conclude(
+    output: Output, problems: list[dict[str, Any]], facts: dict[str, Any], words: str, *, most: int | None = None
+) -> None:
+    """The verdict; `words` are the facts as a person reads them, who is told the first `most` problems. The document has them all."""
     output.result({"ok": not problems, "problems": problems} | facts)
-    for problem in problems:
+    for problem in problems[:most]:
         where = f"version {problem['version']}: " if "version" in problem else ""
         output.line(f"DIFFERS  {where}{problem['problem']}")
         if problem.get("way_out"):
             output.line(f"         {problem['way_out']}")
+    if most is not None and len(problems) > most:
+        output.line(f"…        {len(problems) - most} more; --json names them all")
     if problems:
         output.line(f"{counted(len(problems), 'problem')}; {words}")
         raise typer.Exit(EXIT_DIFFERENT)

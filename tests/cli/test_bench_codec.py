@@ -26,9 +26,10 @@ from syncline_cli.bench.figures import (
 )
 from syncline_cli.bench.peers import PEERS
 from syncline_cli.bench.quantized import Quantization
-from syncline_cli.bench.report import checks
+from syncline_cli.bench.report import Column, Table, checks
 from syncline_cli.bench.synthetic import AdamStep, learning_rate
 from syncline_cli.bench.views import View, grpo_a_views
+from syncline_cli.output import Output
 
 Call = Callable[..., Any]
 LITTLE = ["--elements", "262144", "--share", "0.02"]
@@ -79,7 +80,10 @@ def test_without_a_checkout_the_real_steps_are_left_out_and_that_is_told(
 ) -> None:
     monkeypatch.setattr(command, "Quantization", [Quantization.FP8])
     ended = syncline("bench", "codec", *LITTLE, "--json")
-    assert (0, {"adam", "adam-quantized"}) == (ended.code, set(ended.document["data"]))
+    assert (0, {"adam", "adam-fp32", "adam-quantized"}) == (ended.code, set(ended.document["data"]))
+    (dense,) = ended.document["data"]["adam-fp32"]["fp32, 8x"]
+    assert dense["changed"] > 0.9 * dense["units"]
+    assert dense["by_context"] == dense["changed"]
     assert ended.err.startswith("left out: no base.pack.")
 
 
@@ -97,19 +101,30 @@ def test_a_promise_that_is_not_kept_ends_with_9(
     monkeypatch.setattr(command, "grpo_a_views", lambda: iter(two_steps))
     kept = syncline("bench", "codec", "--data", "grpo-a", "--json")
     assert (0, [True] * 3) == (kept.code, [check["kept"] for check in kept.document["checks"]])
-    dense = [View(two_steps[0].table, [other(units) for units in two_steps[0].units]) for other in (same, flipped)]
+    dense = [View(two_steps[0].table, [other(units) for units in two_steps[0].units]) for other in (same, redrawn)]
     monkeypatch.setattr(command, "grpo_a_views", lambda: iter(dense))
     broken = syncline("bench", "codec", "--data", "grpo-a")
     assert 9 == broken.code
     assert 3 == broken.out.count("MISSED")
+    assert (
+        "bits a change at step 16: 16" in broken.out
+        and "share of changes sent by context: 0 (at least 0.95)" in broken.out
+    )
 
 
 def same(units: NDArray[np.uint16]) -> NDArray[np.uint16]:
     return units
 
 
-def flipped(units: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    return ~units
+def redrawn(units: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    return np.random.default_rng(0).integers(0, 1 << 16, units.size, np.uint16)
+
+
+def test_several_steps_as_one_tell_the_manifest_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Figures(10, 2, {CHOSEN: 8.0, BOUND: 4.0}, {"payloads": 1}, manifest_bytes=1000)
+    Table("few", "few", [Column("sixteen", [Figures.together([step] * 16)])]).show(Output(as_json=False))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("manifest")]
+    assert "1,000" == line.split()[-1]
 
 
 def test_context_keeps_its_word_on_step_sixteen() -> None:

@@ -147,6 +147,9 @@ def test_show_tells_everything_about_a_version(syncline: Call, run: Any) -> None
     assert manifest.digest in out
     assert "note=[bold]plain[/bold]" in out
     assert "marked bad" not in out
+    (codecs,) = [line for line in out.splitlines() if line.startswith("codecs")]
+    used = manifest.statistics.codecs.items()
+    assert ", ".join(f"{name} {changes} changes" for name, changes in used) == codecs.removeprefix("codecs").strip()
 
 
 def test_show_lists_tensors_and_what_the_delta_holds_of_each(syncline: Call, run: Any) -> None:

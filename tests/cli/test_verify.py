@@ -177,6 +177,18 @@ class Failing(LocalStore):
 # --- a checkpoint folder
 
 
+def test_of_many_tensors_that_differ_the_first_are_told_and_the_others_counted(
+    syncline: Call, run: Any, trainer: Any
+) -> None:
+    trainer.weights |= {f"layers.{n}.extra": trainer.weights["norm.weight"] for n in range(30)}
+    ended = syncline("verify", "checkpoint", trainer.write(), *run.options, "--version", 2)
+    assert 9 == ended.code
+    *told, more, summary = ended.out.splitlines()
+    assert 10 == sum(line.startswith("DIFFERS  ") for line in told) == len(told)
+    total = int(summary.partition(" ")[0])
+    assert f"…        {total - 10} more; --json names them all" == more
+
+
 @pytest.fixture
 def held(syncline: Call, run: Any, tmp_path: Path) -> Path:
     folder = tmp_path / "held"

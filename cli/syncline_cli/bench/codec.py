@@ -18,15 +18,15 @@ from syncline_cli.bench import bounds
 from syncline_cli.bench.figures import Figures, measure
 from syncline_cli.bench.quantized import Quantization, quantized_view
 from syncline_cli.bench.report import Check, Column, Table, checks
-from syncline_cli.bench.synthetic import AdamStep, learning_rate
+from syncline_cli.bench.synthetic import AdamStep, fp32_view, learning_rate
 from syncline_cli.bench.views import View, float32, grpo_a_views
 from syncline_cli.output import EXIT_DIFFERENT, Output
 
 SHARES = (0.0005, 0.001, 0.003, 0.01, 0.02, 0.05)
-QUANTIZED_SHARE = 0.01
-"""Of the BF16 view; what a step of that rate changes of quantized ones is told."""
+RATE_SHARE = 0.01
+"""Of the BF16 view: names the rate; what a step of that rate changes of other views is told."""
 FASTER = 8
-"""A second rate for quantized views: 0.085 % of NVFP4's bytes."""
+"""A second rate for other views: 0.085 % of NVFP4's bytes."""
 
 app = typer.Typer(no_args_is_help=True, help="Measure what the codecs reach.")
 
@@ -36,6 +36,7 @@ class Data(StrEnum):
 
     GRPO_A = "grpo-a"
     ADAM = "adam"
+    ADAM_FP32 = "adam-fp32"
     GRPO_A_QUANTIZED = "grpo-a-quantized"
     ADAM_QUANTIZED = "adam-quantized"
 
@@ -97,6 +98,7 @@ def measured(
     makers: dict[Data, Callable[[], Table]] = {
         Data.GRPO_A: lambda: _grpo_a(real, output),
         Data.ADAM: lambda: _adam(shares, elements, output),
+        Data.ADAM_FP32: lambda: _adam_fp32(elements, output),
         Data.GRPO_A_QUANTIZED: lambda: _grpo_a_quantized(real, output),
         Data.ADAM_QUANTIZED: lambda: _adam_quantized(elements, output),
     }
@@ -127,6 +129,22 @@ def _adam(shares: tuple[float, ...] | list[float], elements: int, output: Output
     return Table(Data.ADAM, title, columns)
 
 
+def _adam_fp32(elements: int, output: Output) -> Table:
+    step = AdamStep.seeded(elements)
+    rate = learning_rate(RATE_SHARE)
+    columns: list[Column] = []
+    with output.count("synthetic steps of FP32", 2) as done:
+        for times in (1, FASTER):
+            views = fp32_view(step.masters), fp32_view(step.after(times * rate))
+            columns.append(Column("fp32" if times == 1 else f"fp32, {times}x", [measure(*views)]))
+            done()
+    title = (
+        f"adam-fp32: the masters themselves, {step.elements / 1e6:.1f} M FP32 elements, at the rate that changes "
+        f"{RATE_SHARE:.0%} of BF16, and at {FASTER} times that"
+    )
+    return Table(Data.ADAM_FP32, title, columns)
+
+
 def _grpo_a_quantized(views: list[View], output: Output) -> Table:
     columns: list[Column] = []
     with output.count("quantized views of grpo-a", len(Quantization)) as done:
@@ -146,7 +164,7 @@ def _quantized(views: list[View], how: Quantization) -> Iterator[View]:
 
 def _adam_quantized(elements: int, output: Output) -> Table:
     step = AdamStep.seeded(elements)
-    rate = learning_rate(QUANTIZED_SHARE)
+    rate = learning_rate(RATE_SHARE)
     columns: list[Column] = []
     with output.count("quantized synthetic steps", 2 * len(Quantization)) as done:
         for how in Quantization:
@@ -157,6 +175,6 @@ def _adam_quantized(elements: int, output: Output) -> Table:
                 done()
     title = (
         f"adam-quantized: FP32 masters, {step.elements / 1e6:.1f} M elements, at the rate that changes "
-        f"{QUANTIZED_SHARE:.0%} of BF16, and at {FASTER} times that"
+        f"{RATE_SHARE:.0%} of BF16, and at {FASTER} times that"
     )
     return Table(Data.ADAM_QUANTIZED, title, columns)

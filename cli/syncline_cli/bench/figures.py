@@ -39,6 +39,7 @@ class Figures:
     manifest_bytes: int = 0
     by_context: int = 0
     """Changes that the publisher's own choice sent by `context`."""
+    steps: int = 1
 
     @property
     def share(self) -> float:
@@ -62,6 +63,7 @@ class Figures:
             {name: sum(step.spent[name] for step in steps) for name in steps[0].spent},
             sum(step.manifest_bytes for step in steps),
             sum(step.by_context for step in steps),
+            sum(step.steps for step in steps),
         )
 
 

@@ -59,6 +59,13 @@ def bf16_view(masters: Masters) -> View:
     return View.of({name: Tensor("BF16", values.shape, bfloat16(values)) for name, values in masters.items()})
 
 
+def fp32_view(masters: Masters) -> View:
+    """Masters themselves."""
+    return View.of(
+        {n: Tensor("F32", values.shape, values.view(np.uint32).reshape(-1)) for n, values in masters.items()}
+    )
+
+
 def learning_rate(share: float) -> float:
     """The rate at which a step changes this share of the BF16 view.
 
