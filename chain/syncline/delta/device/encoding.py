@@ -269,7 +269,9 @@ def _pays(kind: Kind, counts: Counts, sample: Sequence[_Member], frames: int) ->
     each = int(counts.symbols.sum()) // len(sample)
     plain = sum(_plain_bytes(frame, held.spec, each) for held, _, frame in sample)
     times = frames // len(sample)
-    return shared_bits(Counts(counts.units * times, counts.symbols * times), kind.alphabet) < 8 * plain * times
+    return (
+        shared_bits(Totals.of(Counts(counts.units * times, counts.symbols * times)), kind.alphabet) < 8 * plain * times
+    )
 
 
 def _is_dear(frame: Frame, spec: TensorSpec, changed: int, size: int) -> bool:
