@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from syncline.errors import FormatInvalid
 
@@ -59,7 +59,9 @@ def dtype(name: str) -> Dtype:
     try:
         return DTYPES[name]
     except KeyError:
-        raise FormatInvalid(f"dtype {name!r} is not one of {', '.join(DTYPES)}") from None
+        raise FormatInvalid(
+            f"dtype {name!r} is not one of {', '.join(DTYPES)}; store its bits as one of them, packed ones as U8"
+        ) from None
 
 
 def unit_shape(dtype_name: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -70,13 +72,15 @@ def unit_shape(dtype_name: str, shape: Sequence[int]) -> tuple[int, ...]:
     kind = dtype(dtype_name)
     if not shape:
         if kind.bits % 8:
-            raise FormatInvalid(f"a 0-d {dtype_name} does not fill a byte")
+            raise FormatInvalid(f"a 0-d {dtype_name} does not fill a byte; pad it to {8 // gcd(kind.bits, 8)} elements")
         return (1,)
     if kind.bits % 8 == 0:
         return tuple(shape)
     total_bits = prod(shape) * kind.bits
     if total_bits % 8:
-        raise FormatInvalid(f"{dtype_name} {list(shape)} does not fill whole bytes")
+        raise FormatInvalid(
+            f"{dtype_name} {list(shape)} does not fill whole bytes; pad it to a multiple of {8 // gcd(kind.bits, 8)} elements"
+        )
     if shape[-1] * kind.bits % 8 == 0:
         return (*shape[:-1], shape[-1] * kind.bits // 8)
     return (total_bits // 8,)
