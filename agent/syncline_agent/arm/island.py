@@ -28,6 +28,8 @@ class Members:
         self.shares = Shares([rank.bands for rank in ranks])
         self.error: str | None = None
         """What is wrong with what they hold together, in words."""
+        self.checked = False
+        """Whether that was looked at since they came together."""
         self.withheld = False
         """The gate keeps inside what it computes, until `prove`."""
 

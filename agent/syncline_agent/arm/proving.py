@@ -126,10 +126,14 @@ class Prover:
             self._island.settle(members)
 
     def _look(self, members: Members) -> None:
+        needed = members.withheld or members.gate.state.failed is not None
+        said = held_by(members)
+        if members.checked and members.error is None and not needed and said is not None and said.proven:
+            return  # a commit, whose sum was checked before it
         try:
             members.error = None
             held = checked(members)
-            needed = members.withheld or members.gate.state.failed is not None
+            members.checked = True
             if held is not None and (needed or not held.proven):
                 prove(members, held, self._timeout_s)
                 self._log.info("island proven", pod=members.gate.hello.pod, version=held.version)
