@@ -26,15 +26,35 @@ def _inside(array, at, count):
     return array[at : at + count]
 
 
-def _piece_sums(units, at, tables, sums, to, shift, mask):
-    bits = 8 * units.itemsize
-    per_piece = 128 // bits
-    contexts = _inside(units, at, vectors.STEP[bits]).astype(np.int64) >> shift & mask
+def _widths(units, tables, shift, mask):
+    contexts = units.astype(np.int64) >> shift & mask
     widths = np.zeros(contexts.size, np.int64)
     for plane in range(vectors.PLANES):
         widths += tables[256 * plane + contexts].astype(np.int64) << 8 * plane
-    found = widths.reshape(-1, per_piece).sum(1)
+    return widths
+
+
+def _piece_sums(units, at, tables, low, sums, to, shift, mask):
+    bits = 8 * units.itemsize
+    widths = _widths(_inside(units, at, vectors.STEP[bits]), tables, shift, mask)
+    found = widths.reshape(-1, 128 // bits).sum(1)
     _inside(sums, to, found.size)[:] = found
+
+
+def _running_sums(units, at, tables, low, sums, limit, shift, mask):
+    found = np.cumsum(_widths(_inside(units, at, 16 // units.itemsize), tables, shift, mask))
+    _inside(sums, 1, found.size)[:] = found
+    return int(np.count_nonzero(found <= limit))
+
+
+def _columns_before(rows, at, stride, carried, lane, columns, to, apart):
+    before = _inside(carried, lane, vectors.SQUARE)
+    square = [before.copy()]
+    for row in range(vectors.SQUARE):
+        square.append(square[-1] + _inside(rows, at + row * stride, vectors.SQUARE))
+    before[:] = square.pop()
+    for column, values in enumerate(np.array(square).T):
+        _inside(columns, to + column * apart, vectors.SQUARE)[:] = values
 
 
 def _mask(found):
@@ -57,8 +77,15 @@ def _lowest(word):
     return (int(word) & -int(word)).bit_length() - 1 if word else 64
 
 
+def _prefetch(array, at):
+    """Nothing is read, inside the array or outside."""
+
+
 PLAIN = {
     "piece_sums": _piece_sums,
+    "running_sums": _running_sums,
+    "columns_before": _columns_before,
+    "prefetch": _prefetch,
     "differing": _differing,
     "beyond": _beyond,
     "ones": _ones,
