@@ -1,4 +1,4 @@
-"""The reference decoder: against an independent NumPy forward, step by step, alone and in a batch."""
+"""The reference decoder over plain tensors: against a forward written a second time, step by step, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from syncline.errors import LayoutRefused, Rejected, SourceInvalid, TiedWeightsDiffer
-from syncline_agent.reference.config import EMBEDDING, FINAL_NORM, HEAD
+from syncline_agent.reference.config import EMBEDDING, HEAD
 from syncline_agent.reference.model import Decoder, ModelConfig, load_weights, sequence_logits
+from syncline_agent.testing.plain_model import logits
 
 CONFIG = ModelConfig(
     vocab=19,
@@ -43,56 +44,21 @@ def write(folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor]) -
     save_file(weights, str(folder / "model.safetensors"))
 
 
-def numpy_logits(config: ModelConfig, weights: dict[str, torch.Tensor], tokens: list[int]) -> np.ndarray:
-    """The same function written again, in float64, one head and one position at a time."""
-    w = {name: tensor.double().numpy() for name, tensor in weights.items()}
-    half = config.head_dim // 2
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * w[name]
-
-    def rotated(x: np.ndarray, position: int) -> np.ndarray:
-        turned = x.copy()
-        for i in range(half):
-            angle = position / config.rope_theta ** (2 * i / config.head_dim)
-            turned[i] = x[i] * np.cos(angle) - x[i + half] * np.sin(angle)
-            turned[i + half] = x[i + half] * np.cos(angle) + x[i] * np.sin(angle)
-        return turned
-
-    x = w[EMBEDDING][tokens]
-    for layer in range(config.layers):
-        p = f"model.layers.{layer}."
-        h = norm(x, p + "input_layernorm.weight")
-        q, k, v = (
-            (h @ w[f"{p}self_attn.{n}_proj.weight"].T + w.get(f"{p}self_attn.{n}_proj.bias", 0.0)).reshape(
-                len(tokens), -1, config.head_dim
-            )
-            for n in "qkv"
-        )
-        mixed = np.zeros((len(tokens), config.heads, config.head_dim))
-        for t in range(len(tokens)):
-            for head in range(config.heads):
-                group = head * config.kv_heads // config.heads
-                scores = np.array([rotated(q[t, head], t) @ rotated(k[s, group], s) for s in range(t + 1)]) / np.sqrt(
-                    config.head_dim
-                )
-                weight = np.exp(scores - scores.max())
-                mixed[t, head] = (weight / weight.sum()) @ v[: t + 1, group]
-        x = x + mixed.reshape(len(tokens), -1) @ w[p + "self_attn.o_proj.weight"].T
-        h = norm(x, p + "post_attention_layernorm.weight")
-        gate = h @ w[p + "mlp.gate_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
-    return norm(x, FINAL_NORM) @ w[EMBEDDING if config.tied else HEAD].T
-
-
 @pytest.mark.parametrize(
-    "config", [replace(CONFIG, layers=1), replace(CONFIG, tied=False), replace(CONFIG, qkv_bias=False, kv_heads=4)]
+    "config",
+    [
+        replace(CONFIG, layers=1),
+        replace(CONFIG, tied=False),
+        replace(CONFIG, qkv_bias=False, kv_heads=4),
+        replace(CONFIG, qk_norm=True, experts=3, experts_per_token=2, expert_intermediate=16, dense_layers=(0,)),
+    ],
 )
 def test_logits_are_those_of_an_independent_float64_forward(config: ModelConfig) -> None:
     weights = make_weights(config)
     got = sequence_logits(config, weights, torch.tensor(TOKENS)).numpy()
     for row, tokens in enumerate(TOKENS):
-        np.testing.assert_allclose(got[row], numpy_logits(config, weights, tokens), atol=2e-5, rtol=1e-4)
+        expected = logits(config, {name: tensor.double().numpy() for name, tensor in weights.items()}, tokens)
+        np.testing.assert_allclose(got[row], expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prompt", [1, 3, 7])

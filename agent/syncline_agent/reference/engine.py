@@ -18,7 +18,7 @@ from syncline.errors import CheckpointBusy, DigestMismatch, SourceNotReady
 from syncline.metrics import Metrics
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
-from syncline_agent.reference.loading import Loaded, load
+from syncline_agent.reference.loading import Loaded, Place, load
 from syncline_agent.reference.model import Decoder
 from syncline_agent.reference.requests import NO_TOKENIZER, Limits
 from syncline_agent.reference.scheduler import Scheduler
@@ -139,8 +139,8 @@ class ReferenceEngine:
         settings = self.settings
         while not self._stopping.is_set():
             try:
-                loaded = load(settings.checkpoint, device=settings.device, clock=self._clock)
-                decoder = Decoder(loaded.config, loaded.weights, slots=settings.slots, max_len=settings.max_len)
+                loaded = load(settings.checkpoint, place=Place(settings.device), clock=self._clock)
+                decoder = Decoder(loaded.config, loaded.network, slots=settings.slots, max_len=settings.max_len)
             except (SourceNotReady, CheckpointBusy) as error:
                 waiting = f"waiting for the checkpoint, which the agent writes: {error}"
                 if self._waiting != waiting:

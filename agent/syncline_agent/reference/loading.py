@@ -1,26 +1,39 @@
-"""From a materialized checkpoint to live weights that are proven, or refused by name.
+"""From a materialized checkpoint to the live weights of a rank, which are proven, claimed, or refused by name.
 
 The folder's shared lock is held while it is read, so the agent cannot patch it meanwhile; the marker then says which
-version was read, and the digest of what arrived in memory says whether that is true.
+version was read, and the digest of what arrived in memory says whether that is true. Of several ranks, each reads its own
+slices, and none lets go of the folder before all have read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
 from syncline.errors import DigestMismatch
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.torch_stores import memory_of_stores
 from syncline_agent.reference import tokenizer
 from syncline_agent.reference.config import ModelConfig
+from syncline_agent.reference.network import Network, network_of
+from syncline_agent.reference.parameters import Parameters
+from syncline_agent.reference.slicing import slices
 from syncline_agent.reference.tokenizer import CharacterTokenizer
-from syncline_agent.reference.torch_memory import memory_of
-from syncline_agent.reference.weights import load_weights
+from syncline_agent.reference.weights import read_json
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank, and on what device."""
+
+    device: str = "cpu"
+    rank: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +41,14 @@ class Loaded:
     """A model in memory and what may be claimed of it."""
 
     config: ModelConfig
-    weights: Mapping[str, torch.Tensor]
+    network: Network
     tokenizer: CharacterTokenizer | None
     live: LiveWeights
 
 
-def load(folder: Path, *, device: str, clock: Clock) -> Loaded:
-    """Load and prove. SourceNotReady while the folder holds no version; other errors of its files as they are.
+def load(folder: Path, *, place: Place, clock: Clock, others: Callable[[], None] | None = None) -> Loaded:
+    """Load, and prove what is held whole. SourceNotReady while the folder holds no version; other errors of its files as
+    they are. `others` is called before the folder is let go: there the first rank has the others load.
 
     Memory that does not prove is returned all the same: `live` is then out of service and says why, and an agent can
     make it whole.
@@ -44,12 +58,17 @@ def load(folder: Path, *, device: str, clock: Clock) -> Loaded:
         marker = checkpoint.marker
         assert marker is not None  # `reading` refuses a folder without one
         table, tiling = checkpoint.table, marker.tiling.tiling
-        config, weights = load_weights(folder, device=device)
+        config = ModelConfig.from_hf(read_json(folder / CONFIG))
+        parameters = Parameters(slices(config, table, rank=place.rank, ranks=place.ranks), table, device=place.device)
+        parameters.fill(checkpoint.units)
+        memory = memory_of_stores(parameters.layout(), tiling, parameters.flat_stores(), loaded=checkpoint.units)
         characters = CharacterTokenizer.load(folder) if (folder / tokenizer.FILE).exists() else None
-    live = LiveWeights(table, tiling, memory_of(table, tiling, weights), clock=clock)
+        if others is not None:
+            others()
+    live = LiveWeights(table, tiling, memory, clock=clock)
     live.warm_up()
     try:
         live.prove(marker.lineage, marker.view, marker.version, marker.digest)
     except DigestMismatch:
         pass  # `live.error` says it; nothing is served
-    return Loaded(config, weights, characters, live)
+    return Loaded(config, network_of(config, parameters), characters, live)

@@ -1,6 +1,6 @@
-"""A Qwen2-shaped decoder in plain torch, on CPU or CUDA, with a KV cache by slots.
+"""A decoder in plain torch, on CPU or CUDA, on one rank or on each of several, with a KV cache by slots.
 
-It computes with the very tensors it is given: nothing is packed, fused or kept in another precision, so bits that an
+It computes with the very tensors it is given: nothing is packed or kept in another precision, so bits that an
 arm patches in place between two calls of `forward` are the bits of the next token. A weight is widened to float32 for
 the one product that needs it; activations, cache, logits and softmax are float32, so a log-probability sampled token by
 token and one recomputed over the whole sequence from the same bits agree to about 1e-5.
@@ -12,63 +12,20 @@ once, in order, and reuses a slot by starting again at position 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from syncline.errors import Rejected
-from syncline_agent.reference.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
+from syncline_agent.reference.config import ModelConfig
+from syncline_agent.reference.network import Network, network_of_names, norm
+from syncline_agent.reference.ranks import ALONE, Ranks
 from syncline_agent.reference.weights import load_weights
 
 __all__ = ["Decoder", "ModelConfig", "load_weights", "sequence_logits", "token_logprobs"]
 
 ROWS_A_BLOCK = 128
 """Rows that attend together: bounds the gathered keys and values of a long prefill."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    norm_attention: torch.Tensor
-    norm_mlp: torch.Tensor
-    q: tuple[torch.Tensor, torch.Tensor | None]
-    k: tuple[torch.Tensor, torch.Tensor | None]
-    v: tuple[torch.Tensor, torch.Tensor | None]
-    o: torch.Tensor
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
-
-
-def _layer(weights: Mapping[str, torch.Tensor], number: int) -> _Layer:
-    prefix = f"model.layers.{number}."
-
-    def projection(name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return weights[f"{prefix}self_attn.{name}_proj.weight"], weights.get(f"{prefix}self_attn.{name}_proj.bias")
-
-    return _Layer(
-        norm_attention=weights[prefix + "input_layernorm.weight"],
-        norm_mlp=weights[prefix + "post_attention_layernorm.weight"],
-        q=projection("q"),
-        k=projection("k"),
-        v=projection("v"),
-        o=weights[prefix + "self_attn.o_proj.weight"],
-        gate=weights[prefix + "mlp.gate_proj.weight"],
-        up=weights[prefix + "mlp.up_proj.weight"],
-        down=weights[prefix + "mlp.down_proj.weight"],
-    )
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return F.linear(x, weight.float(), None if bias is None else bias.float())
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
-
-
-def _mlp(x: torch.Tensor, layer: _Layer) -> torch.Tensor:
-    return _linear(F.silu(_linear(x, layer.gate)) * _linear(x, layer.up), layer.down)
 
 
 def _rotary_tables(config: ModelConfig, length: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,25 +46,26 @@ def sequence_logits(config: ModelConfig, weights: Mapping[str, torch.Tensor], to
 
     Sequences start at position 0; padding belongs at the right, where causality keeps it from touching anything.
     """
+    return _sequence(network_of_names(config, weights), tokens)
+
+
+def _sequence(network: Network, tokens: torch.Tensor) -> torch.Tensor:
+    config = network.config
     batch, length = tokens.shape
-    x = F.embedding(tokens, weights[EMBEDDING]).float()
+    x = network.embed(tokens)
     cos, sin = (table[:, None, :] for table in _rotary_tables(config, length, tokens.device))
-    for number in range(config.layers):
-        layer = _layer(weights, number)
-        h = _norm(x, layer.norm_attention, config.norm_eps)
-        q = _rotate(_linear(h, *layer.q).view(batch, length, config.heads, config.head_dim), cos, sin)
-        k = _rotate(_linear(h, *layer.k).view(batch, length, config.kv_heads, config.head_dim), cos, sin)
-        v = _linear(h, *layer.v).view(batch, length, config.kv_heads, config.head_dim)
+    for layer in network.layers:
+        q, k, v = network.queries(layer, norm(x, layer.norm_attention, config.norm_eps))
         attended = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
+            _rotate(q, cos, sin).transpose(1, 2),
+            _rotate(k, cos, sin).transpose(1, 2),
             v.transpose(1, 2),
             is_causal=True,
             enable_gqa=config.heads != config.kv_heads,
         )
-        x = x + _linear(attended.transpose(1, 2).reshape(batch, length, -1), layer.o)
-        x = x + _mlp(_norm(x, layer.norm_mlp, config.norm_eps), layer)
-    return _linear(_norm(x, weights[FINAL_NORM], config.norm_eps), weights[EMBEDDING if config.tied else HEAD])
+        x = x + layer.o(attended.transpose(1, 2).reshape(batch, length, -1))
+        x = x + layer.mlp(norm(x, layer.norm_mlp, config.norm_eps))
+    return network.logits(x)[..., : config.vocab]
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
@@ -120,16 +78,23 @@ class Decoder:
     """A model over live weights, with room for `slots` sequences of up to `max_len` tokens."""
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, torch.Tensor], *, slots: int = 32, max_len: int | None = None
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor] | Network,
+        *,
+        slots: int = 32,
+        max_len: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`weights`: plain tensors by name, or what this one of the `ranks` holds."""
         self.config = config
-        self.weights = weights
+        self.network = weights if isinstance(weights, Network) else network_of_names(config, weights)
         self.slots = slots
         self.max_len = min(max_len or config.max_positions, config.max_positions)
-        self.device = weights[EMBEDDING].device
-        self._layers = [_layer(weights, number) for number in range(config.layers)]
+        self.device = self.network.device
+        self._ranks = ranks
         self._cos, self._sin = _rotary_tables(config, self.max_len, self.device)
-        shape = (config.layers, slots, self.max_len, config.kv_heads, config.head_dim)
+        shape = (config.layers, slots, self.max_len, self.network.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=torch.float32, device=self.device)
         self._values = torch.zeros_like(self._keys)
 
@@ -154,8 +119,9 @@ class Decoder:
                 raise Rejected(
                     f"forward got {what} {min(values)}..{max(values)}, this decoder has {what}s 0..{limit - 1}"
                 )
-        rows, config = len(tokens), self.config
-        seen = max(positions) + 1
+        ranks, network, config = self._ranks, self.network, self.config
+        ranks.step(tokens, slots, positions)
+        rows, seen = len(tokens), max(positions) + 1
         for restarted in {s for s, p in zip(slots, positions, strict=True) if p == 0}:
             self._keys[:, restarted] = 0  # a masked NaN of the slot's last sequence would still spoil the sums
             self._values[:, restarted] = 0
@@ -163,32 +129,33 @@ class Decoder:
         slot, position = at[1], at[2]
         cos, sin = self._cos[position][:, None, :], self._sin[position][:, None, :]
         hidden_from = (torch.arange(seen, device=self.device)[None, :] <= position[:, None])[:, None, None, :]
-        x = F.embedding(at[0], self.weights[EMBEDDING]).float()
-        for number, layer in enumerate(self._layers):
-            h = _norm(x, layer.norm_attention, config.norm_eps)
-            q = _rotate(_linear(h, *layer.q).view(rows, config.heads, config.head_dim), cos, sin)
-            k = _rotate(_linear(h, *layer.k).view(rows, config.kv_heads, config.head_dim), cos, sin)
-            self._keys[number, slot, position] = k
-            self._values[number, slot, position] = _linear(h, *layer.v).view(rows, config.kv_heads, config.head_dim)
+        x = ranks.sum(network.embed(at[0]))
+        for number, layer in enumerate(network.layers):
+            q, k, v = network.queries(layer, norm(x, layer.norm_attention, config.norm_eps))
+            q = _rotate(q, cos, sin)
+            self._keys[number, slot, position] = _rotate(k, cos, sin)
+            self._values[number, slot, position] = v
             blocks = [
                 self._attend(number, q[start:stop], slot[start:stop], hidden_from[start:stop])
                 for start, stop in ((s, s + ROWS_A_BLOCK) for s in range(0, rows, ROWS_A_BLOCK))
             ]
-            x = x + _linear(torch.cat(blocks), layer.o)
-            x = x + _mlp(_norm(x, layer.norm_mlp, config.norm_eps), layer)
-        head = self.weights[EMBEDDING if config.tied else HEAD]
-        return _linear(_norm(x, self.weights[FINAL_NORM], config.norm_eps), head)
+            x = x + ranks.sum(layer.o(torch.cat(blocks)))
+            x = x + ranks.sum(layer.mlp(norm(x, layer.norm_mlp, config.norm_eps)))
+        return ranks.columns(network.logits(x))[..., : config.vocab]
 
     def _attend(self, number: int, q: torch.Tensor, slot: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         seen = visible.shape[-1]
         keys = self._keys[number, :, :seen][slot].transpose(1, 2)  # [rows, kv_heads, seen, head_dim]
         values = self._values[number, :, :seen][slot].transpose(1, 2)
-        grouped = q.view(q.shape[0], self.config.kv_heads, -1, self.config.head_dim)  # query heads that share a kv head
+        grouped = q.view(
+            q.shape[0], self.network.kv_heads, -1, self.config.head_dim
+        )  # query heads that share a kv head
         attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible)
         return attended.reshape(q.shape[0], -1)
 
     @torch.inference_mode()
     def logprobs(self, tokens: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
-        """Log-probabilities [batch, length - 1] of tokens[:, 1:] [batch, length] given what precedes; no cache."""
-        logits = sequence_logits(self.config, self.weights, tokens.to(self.device))
+        """Log-probabilities [batch, length - 1] of tokens[:, 1:] [batch, length] given what precedes; no cache, and only
+        where all weights are here."""
+        logits = _sequence(self.network, tokens.to(self.device))
         return token_logprobs(logits[:, :-1], tokens[:, 1:].to(self.device), temperature=temperature)

@@ -1,7 +1,7 @@
-"""Reads a servable safetensors folder into plain torch tensors that the engine computes with.
+"""Reads a servable safetensors folder into plain torch tensors by name, whole, as a trainer holds them.
 
-It owns the memory of the weights: each tensor is its own contiguous allocation (never a map of the file), so that an
-arm may patch its bits in place. A tied head is one tensor under both names. It never converts: BF16 in the file is BF16
+It owns the memory of the weights: each tensor is its own contiguous allocation (never a map of the file), so that its
+bits may be patched in place. A tied head is one tensor under both names. It never converts: BF16 in the file is BF16
 in memory.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +28,7 @@ def load_weights(folder: Path, *, device: str = "cpu") -> tuple[ModelConfig, dic
     Raises SourceInvalid for what can never be read, LayoutRefused where the tensors do not fit the config,
     TiedWeightsDiffer when a tied head is stored beside the embedding with other bits.
     """
-    config = ModelConfig.from_hf(_read_json(folder / "config.json"))
+    config = ModelConfig.from_hf(read_json(folder / "config.json"))
     weights: dict[str, torch.Tensor] = {}
     for file, expected in _shards(folder).items():
         try:
@@ -49,7 +50,8 @@ def load_weights(folder: Path, *, device: str = "cpu") -> tuple[ModelConfig, dic
     return config, weights
 
 
-def _read_json(file: Path) -> dict[str, object]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A file of a checkpoint that holds an object; SourceInvalid for any other."""
     try:
         parsed = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -63,7 +65,7 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     """Files to read, with the names the index promises in each (None: take them all)."""
     if not (folder / INDEX).exists():
         return {folder / SINGLE: None}
-    weight_map = _read_json(folder / INDEX).get("weight_map")
+    weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise SourceInvalid(f"{folder / INDEX}: no weight_map; write the checkpoint again")
     shards: dict[Path, set[str] | None] = {}

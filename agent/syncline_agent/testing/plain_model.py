@@ -1,0 +1,172 @@
+"""Reference models written a second time, for tests: weights of random bits as a checkpoint stores them, and their logits in
+float64, one head, one position and one expert at a time.
+
+It shares no arithmetic with the engine: only names, shapes and what the formats mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.wire import dtypes
+from syncline.wire.tensors import TensorSpec, TensorTable, split_axis
+from syncline_agent.reference.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
+
+Floats = NDArray[np.float64]
+Bits = NDArray[Any]
+FORMATS = ("BF16", "FP8", "NVFP4")
+_MULTIPLIED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
+_MLP = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A version of a model as it is stored."""
+
+    config: ModelConfig
+    table: TensorTable
+    bits: Mapping[str, Bits]
+    """Flat unsigned units by name."""
+
+
+def model(config: ModelConfig, *, kind: str = "BF16", scales: str = "F32", seed: int = 3) -> Model:
+    """Random bits that stand for numbers of a sensible size. `kind`: of all matrices in layers but routers; `scales`: their
+    dtype where that is FP8."""
+    draw = np.random.default_rng(seed)
+    specs: list[TensorSpec] = []
+    bits: dict[str, Bits] = {}
+
+    def add(name: str, dtype: str, shape: Sequence[int], units: Bits) -> None:
+        axis = split_axis(name, list(shape))
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=list(shape), axis=axis))
+        bits[name] = np.ascontiguousarray(units).reshape(-1)
+        assert bits[name].size == dtypes.units(dtype, list(shape))
+
+    for name, shape in config.tensors().items():
+        base = name.removesuffix(".weight")
+        if kind == "BF16" or not name.endswith(_MULTIPLIED + _MLP):
+            add(name, "BF16", shape, _bf16(draw.normal(1.0 if "norm" in name else 0.0, 0.2, shape)))
+        elif kind == "FP8":
+            codes = draw.integers(0, 256, shape, dtype=np.uint8)
+            add(name, "F8_E4M3", shape, np.where(codes & 0x7F == 0x7F, 0, codes))
+            blocks = [-(-n // of) for n, of in zip(shape, config.weight_block, strict=True)]
+            values = draw.uniform(0.001, 0.003, blocks).astype(np.float32)
+            add(f"{base}.weight_scale_inv", scales, blocks, values.view("<u4") if scales == "F32" else _bf16(values))
+        else:
+            packed = [shape[0], shape[1] // 2]
+            add(name, "U8", packed, draw.integers(0, 256, packed, dtype=np.uint8))
+            sixteenths = [shape[0], shape[1] // 16]
+            add(f"{base}.weight_scale", "F8_E4M3", sixteenths, draw.integers(0x28, 0x40, sixteenths, dtype=np.uint8))
+            add(f"{base}.weight_scale_2", "F32", [], draw.uniform(0.05, 0.1, 1).astype(np.float32).view("<u4"))
+            add(f"{base}.input_scale", "F32", [], np.ones(1, np.float32).view("<u4"))
+    return Model(config, TensorTable(tensors=sorted(specs, key=lambda spec: spec.name)), bits)
+
+
+def values(config: ModelConfig, bits: Mapping[str, Bits]) -> dict[str, Floats]:
+    """What the stored bits stand for, by the names of plain weights."""
+    found: dict[str, Floats] = {}
+    for name, shape in config.tensors().items():
+        base, units = name.removesuffix(".weight"), bits[name]
+        if units.itemsize == 2:
+            found[name] = _of_bf16(units).reshape(shape)
+        elif f"{base}.weight_scale_inv" in bits:
+            scale = bits[f"{base}.weight_scale_inv"]
+            wide = _of_bf16(scale) if scale.itemsize == 2 else scale.view("<f4").astype(np.float64)
+            rows, columns = config.weight_block
+            blocks = wide.reshape(-1, -(-shape[1] // columns))
+            found[name] = np.array(
+                [
+                    [_e4m3(int(units[r * shape[1] + c])) * blocks[r // rows, c // columns] for c in range(shape[1])]
+                    for r in range(shape[0])
+                ]
+            )
+        else:
+            scale, all_over = bits[f"{base}.weight_scale"], float(bits[f"{base}.weight_scale_2"].view("<f4")[0])
+            flat = [
+                _e2m1(int(units[i // 2]) >> (4 * (i % 2)) & 15) * _e4m3(int(scale[i // 16])) * all_over
+                for i in range(shape[0] * shape[1])
+            ]
+            found[name] = np.array(flat).reshape(shape)
+    return found
+
+
+def logits(config: ModelConfig, weights: Mapping[str, Floats], tokens: Sequence[int]) -> Floats:
+    """Of each position [length, vocab]."""
+    w, half = weights, config.head_dim // 2
+
+    def norm(x: Floats, name: str) -> Floats:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * w[name]
+
+    def rotated(x: Floats, position: int) -> Floats:
+        turned = x.copy()
+        for i in range(half):
+            angle = position / config.rope_theta ** (2 * i / config.head_dim)
+            turned[i] = x[i] * np.cos(angle) - x[i + half] * np.sin(angle)
+            turned[i + half] = x[i + half] * np.cos(angle) + x[i] * np.sin(angle)
+        return turned
+
+    def mlp(h: Floats, prefix: str) -> Floats:
+        gate, up = h @ w[prefix + "gate_proj.weight"].T, h @ w[prefix + "up_proj.weight"].T
+        return (gate / (1 + np.exp(-gate)) * up) @ w[prefix + "down_proj.weight"].T
+
+    def experts(h: Floats, prefix: str) -> Floats:
+        chances = np.exp(h @ w[prefix + "gate.weight"].T)
+        chances /= chances.sum()
+        best = np.argsort(-chances)[: config.experts_per_token]
+        shares = chances[best] / (chances[best].sum() if config.norm_topk else 1.0)
+        return sum(
+            (share * mlp(h, f"{prefix}experts.{e}.") for share, e in zip(shares, best, strict=True)), np.zeros_like(h)
+        )
+
+    x = w[EMBEDDING][list(tokens)]
+    for layer in range(config.layers):
+        p = f"model.layers.{layer}."
+        h = norm(x, p + "input_layernorm.weight")
+        q, k, v = (
+            (h @ w[f"{p}self_attn.{n}_proj.weight"].T + w.get(f"{p}self_attn.{n}_proj.bias", 0.0)).reshape(
+                len(tokens), -1, config.head_dim
+            )
+            for n in "qkv"
+        )
+        if config.qk_norm:
+            q, k = norm(q, p + "self_attn.q_norm.weight"), norm(k, p + "self_attn.k_norm.weight")
+        mixed = np.zeros((len(tokens), config.heads, config.head_dim))
+        for t in range(len(tokens)):
+            for head in range(config.heads):
+                group = head * config.kv_heads // config.heads
+                scores = np.array([rotated(q[t, head], t) @ rotated(k[s, group], s) for s in range(t + 1)]) / np.sqrt(
+                    config.head_dim
+                )
+                weight = np.exp(scores - scores.max())
+                mixed[t, head] = (weight / weight.sum()) @ v[: t + 1, group]
+        x = x + mixed.reshape(len(tokens), -1) @ w[p + "self_attn.o_proj.weight"].T
+        h = norm(x, p + "post_attention_layernorm.weight")
+        if config.has_experts(layer):
+            x = x + np.stack([experts(row, p + "mlp.") for row in h])
+        else:
+            x = x + mlp(h, p + "mlp.")
+    return norm(x, FINAL_NORM) @ w[EMBEDDING if config.tied else HEAD].T
+
+
+def _bf16(numbers: NDArray[Any]) -> Bits:
+    return (numbers.astype(np.float32).view("<u4") >> 16).astype("<u2")
+
+
+def _of_bf16(units: Bits) -> Floats:
+    return (units.astype("<u4") << 16).view("<f4").astype(np.float64)
+
+
+def _e4m3(code: int) -> float:
+    exponent, fraction = code >> 3 & 15, code & 7
+    size = fraction / 8 * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7)
+    return -size if code & 0x80 else size
+
+
+def _e2m1(code: int) -> float:
+    return -_E2M1[code & 7] if code & 8 else _E2M1[code & 7]
