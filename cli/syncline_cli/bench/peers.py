@@ -44,7 +44,7 @@ PEERS: Mapping[str, Callable[[Flat], int]] = {
     "XOR mask, LZ4": mask_lz4,
     "gap16 + value, zstd-1 (grail, PULSE)": gaps_and_values,
     "XOR mask, zstd-1 (Stitch, miles, slime)": mask_zstd,
-    "gap16 + XOR, zstd-1": gaps_and_flips,
+    "gap16 + XOR, zstd-1 (in use nowhere)": gaps_and_flips,
 }
 
 
