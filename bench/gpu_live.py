@@ -297,15 +297,15 @@ def without_room(run: Run, live: LiveWeights, stores: Sequence[torch.Tensor], fa
     live.discard()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated()
     room = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device="cuda")
+    held = torch.cuda.memory_allocated()
     try:
         live.stage(run.request(last - 1, last))
     except EngineUnavailable as error:
         print(f"without room: {error}", flush=True)
     else:
         raise SystemExit("staged in no room")
-    facts["left_after_a_refusal_bytes"] = torch.cuda.memory_allocated() - held - room.nbytes
+    facts["left_after_a_refusal_bytes"] = torch.cuda.memory_allocated() - held
     del room
     torch.cuda.empty_cache()
     run.check(stores, last - 1)
@@ -320,7 +320,9 @@ def measure(layers: int, seconds: float) -> Facts:
     model = Model.of(layers)
     facts: Facts = {"gigabytes": sum(2 * a * b for a, b in model.shapes) / 1e9}
     with tempfile.TemporaryDirectory() as folder:
+        start = perf_counter()
         run = Run.of(model, Path(folder), 4)
+        print(f"{facts['gigabytes']:.2f} GB, four deltas: made in {perf_counter() - start:.0f} s", flush=True)
         facts["chunk_megabytes_a_step"] = sum(path.stat().st_size for path in run.deltas[-1]) / 1e6
         stores, live = follow(run, facts)
         if seconds:
@@ -335,14 +337,16 @@ def measure(layers: int, seconds: float) -> Facts:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, nargs="+", default=[4, 24])
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each rate; 0 for none")
+    parser.add_argument("--layers", type=int, nargs="*", default=[4, 12], help="of each model")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each rate; 0 for none")
+    parser.add_argument("--skip-small", action="store_true", help="leave out the ranks that are compared with the host")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     require_gpu()
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), flush=True)
-    small()
+    if not args.skip_small:
+        small()
     rows = []
     for layers in args.layers:
         rows.append(measure(layers, args.seconds))

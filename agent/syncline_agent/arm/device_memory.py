@@ -23,7 +23,7 @@ from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta
 from syncline.delta.device.held import HeldFrame, HeldFrames
 from syncline.delta.device.memory import to_device, to_host
-from syncline.delta.device.slabs import SLAB_BYTES
+from syncline.delta.device.slabs import slab_bytes_of
 from syncline.delta.device.staging import StagedPart, digests_of, stage_held, stage_whole_held
 from syncline.delta.device.warming import warm_up
 from syncline.errors import EngineUnavailable, LayoutRefused
@@ -113,15 +113,17 @@ class DeviceMemory:
         stores: Sequence[torch.Tensor],
         *,
         loaded: Callable[[str], Units] | None = None,
-        slab_bytes: int = SLAB_BYTES,
+        slab_bytes: int | None = None,
         staged_bytes_max: int | None = None,
     ) -> None:
         """`stores`: flat integer tensors, in the layout's order; `loaded` as for HostMemory. Staging takes `staged_bytes_max` of device
-        memory at most, where that is said, and twice `slab_bytes` while it is under way. LayoutRefused by name."""
+        memory at most, where that is said, and twice `slab_bytes` (what fits the device) while it is under way. LayoutRefused by
+        name."""
         _check_stores(layout, stores)
         self.table, self.layout, self.tiling = layout.table, layout, tiling
-        self._stores, self._slab_bytes, self._staged_bytes_max = stores, slab_bytes, staged_bytes_max
+        self._stores, self._staged_bytes_max = stores, staged_bytes_max
         self._device = stores[0].device if stores else torch.device("cpu")
+        self._slab_bytes = slab_bytes or slab_bytes_of(self._device)
         self._places = lru_cache(maxsize=_PLACED)(lambda tensor: place(layout, tensor, tiling))
         self._shadows = Shadows(layout, tiling, self._places, _DeviceStores(stores), loaded)
         self._held = HeldFrames.of(layout.table, tiling, stores, self._in_place())

@@ -9,9 +9,11 @@ Payloads are copied once, as they stand; where their lanes lie is found for all 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from syncline.codecs.context.codec import FAULTS, ContextCodec
 from syncline.codecs.context.lanes import place_lanes
@@ -42,10 +44,30 @@ class DeviceTables:
         return self._tables[id(table)]
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Frames of one codec that are being decoded."""
+
+    staged: Staged
+    status: Tensor
+    lanes: int
+    say: Say
+
+    def finish(self) -> Staged:
+        """Wait for the frames; FrameCorrupt by name. Puts their changes in order, queued on the current stream."""
+        if bool(self.status.any()):
+            statuses = self.status.tolist()
+            at = next(place for place, fault in enumerate(statuses) if fault)
+            raise _corrupt(self.say(at), FAULTS[statuses[at]])
+        if self.lanes > 1:  # one alone leaves its changes in order
+            arrange(self.staged)
+        return self.staged
+
+
 def decode_alike(
     batch: FrameBatch, members: Sequence[CodedFrame], lanes: int, tables: DeviceTables, say: Say
-) -> Staged:
-    """Decode frames of one codec, with `lanes` each, against the batch. Waits for the device; FrameCorrupt by name."""
+) -> Decoding:
+    """Begin to decode frames of one codec, with `lanes` each, against the batch. Queued on the current stream."""
     codec = members[0].codec
     assert isinstance(codec, ContextCodec)
     device = batch.anchor.device
@@ -67,14 +89,7 @@ def decode_alike(
         torch.from_numpy(places.words.reshape(-1)).to(device),
     )
     staged = Staged.empty(coded.changed, int(changed.sum()), batch.anchor.dtype)
-    status = decode(batch, coded, staged)
-    if bool(status.any()):
-        statuses = status.tolist()
-        at = next(place for place, fault in enumerate(statuses) if fault)
-        raise _corrupt(say(at), FAULTS[statuses[at]])
-    if lanes > 1:  # one alone leaves its changes in order
-        arrange(staged)
-    return staged
+    return Decoding(staged, decode(batch, coded, staged), lanes, say)
 
 
 def _corrupt(frame: str, why: str) -> FrameCorrupt:

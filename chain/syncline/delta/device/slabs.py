@@ -21,8 +21,10 @@ from torch import Tensor
 from syncline.delta.device.held import Kind, Rows
 from syncline.kernels.gpu.batch import PIECE_BYTES, FrameBatch, Staged, Walk
 
-SLAB_BYTES = 256 << 20
-"""Of live weights; twice as much is taken. Less would leave most of a GPU idle while it decodes."""
+SLAB_BYTES = 512 << 20
+"""Of live weights, at most; twice as much is taken. Less leaves more of a GPU idle while it decodes."""
+_SLAB_SHARE = 256
+"""Of a device's memory: with its copy a slab takes less than one percent."""
 _COMPARED_BYTES = 32 << 20
 """Compared at a time, because where every unit differs the indices take many times the units' own bytes."""
 
@@ -84,6 +86,13 @@ class Slab:
         changed = torch.searchsorted(index, bounds).diff()
         origins = torch.repeat_interleave(bounds[:-1], changed, output_size=index.numel())
         return changed, (index - origins).to(torch.int32), before[index], after[index]
+
+
+def slab_bytes_of(device: torch.device) -> int:
+    """What fits a device."""
+    if device.type != "cuda":
+        return SLAB_BYTES
+    return min(SLAB_BYTES, torch.cuda.get_device_properties(device).total_memory // _SLAB_SHARE)
 
 
 def slabs(kind: Kind, rows: Rows, slab_bytes: int) -> Iterator[Rows]:

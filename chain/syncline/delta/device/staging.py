@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from syncline.codecs.context.codec import ContextCodec, lanes_of
-from syncline.delta.device.coded import DeviceTables, decode_alike
+from syncline.delta.device.coded import Decoding, DeviceTables, decode_alike
 from syncline.delta.device.held import HeldFrames, Kind, Rows
 from syncline.delta.device.memory import to_device, to_host
 from syncline.delta.device.slabs import SLAB_BYTES, Slab, slabs
@@ -158,6 +158,7 @@ def stage_whole_held(
                 new = host_frames.view(whole(int(kind.tensors[row])), _in_tensor(kind, row))
                 slab.frame(place).copy_(to_device(_writable(new), slab.after.device))
             parts += _differing(slab)
+            del slab  # the next one takes its room
     return parts
 
 
@@ -190,27 +191,41 @@ class _Staging:
         tables = DeviceTables(self.kind.anchor.device)
         once = {row: own[0] for row, own in self.layers.items() if len(own) == 1}
         alone = {row: coded for row, coded in once.items() if isinstance(coded.codec, ContextCodec)}
-        for rows, members, lanes in self._launches(alone):
-            batch, places = self.kind.launch(rows)
-            staged = decode_alike(batch, members, lanes, tables, lambda at, rows=rows: self._called(int(rows[at])))
-            yield _part(self.kind, rows, batch, places, staged)
+        # All are queued before one is waited for, so that the host makes the next launch ready while the device decodes.
+        decoding = [
+            (rows, *(placed := self.kind.launch(rows)), self._decoding(placed[0], rows, members, lanes, tables))
+            for rows, members, lanes in self._launches(alone, self.kind.walks.tolist())
+        ]
+        finished = [(rows, batch, places, begun.finish()) for rows, batch, places, begun in decoding]
+        del decoding
+        sums = [change_digest(batch, staged, places) for _, batch, places, staged in finished]
+        for (rows, batch, _, staged), own in zip(finished, sums, strict=True):
+            yield _part(self.kind, rows, batch, staged, own)
         others = np.array(sorted(self.layers.keys() - alone.keys()), np.int64)
         for rows in slabs(self.kind, others, slab_bytes):
             slab = Slab.of(self.kind, rows)
             for turn in range(max(len(self.layers[row]) for row in rows.tolist())):
                 self._apply(slab, turn, tables)
             yield from _differing(slab)
+            del slab  # the next one takes its room
 
-    def _launches(self, coded: dict[int, CodedFrame]) -> Iterator[tuple[Rows, list[CodedFrame], int]]:
+    def _decoding(
+        self, batch: FrameBatch, rows: Rows, members: Sequence[CodedFrame], lanes: int, tables: DeviceTables
+    ) -> Decoding:
+        return decode_alike(batch, members, lanes, tables, lambda at: self._called(int(rows[at])))
+
+    def _launches(
+        self, coded: dict[int, CodedFrame], walks: Sequence[int] | None = None
+    ) -> Iterator[tuple[Rows, list[CodedFrame], int]]:
         """Frames of one codec, number of lanes and walk together, in the order of their rows; the last is that number."""
-        units, walks = self.kind.units.tolist(), self.kind.walks.tolist()
+        units = self.kind.units.tolist()
         lanes: dict[tuple[int, int], int] = {}
         alike: dict[tuple[int, int, int], list[int]] = {}
         for row, member in coded.items():
             shape = units[row], member.codec.lane_shift  # type: ignore[attr-defined]
             if shape not in lanes:
                 lanes[shape] = lanes_of(*shape)
-            alike.setdefault((id(member.codec), lanes[shape], walks[row]), []).append(row)
+            alike.setdefault((id(member.codec), lanes[shape], walks[row] if walks else 0), []).append(row)
         for (_, each, _), rows in alike.items():
             rows.sort()
             sizes = np.cumsum([len(coded[row].frame.payload) for row in rows])
@@ -227,8 +242,7 @@ class _Staging:
         ours = {row: member for row, member in coded.items() if isinstance(member.codec, ContextCodec)}
         for rows, members, lanes in self._launches(ours):
             batch = slab.batch(np.array([place[row] for row in rows.tolist()], np.int64))
-            staged = decode_alike(batch, members, lanes, tables, lambda at, rows=rows: self._called(int(rows[at])))
-            commit.scatter(batch, staged)
+            commit.scatter(batch, self._decoding(batch, rows, members, lanes, tables).finish())
         others = sorted(coded.keys() - ours.keys())
         copies = [to_host(slab.frame(place[row])).copy() for row in others]
 
@@ -258,12 +272,11 @@ def _differing(slab: Slab) -> list[StagedPart]:
     if not staged.positions.numel():
         return []
     batch, places = slab.kind.launch(slab.rows)
-    return [_part(slab.kind, slab.rows, batch, places, staged)]
+    return [_part(slab.kind, slab.rows, batch, staged, change_digest(batch, staged, places))]
 
 
-def _part(kind: Kind, rows: Rows, batch: FrameBatch, places: TensorPlaces, staged: Staged) -> StagedPart:
-    digests = digests_of(change_digest(batch, staged, places))
-    return StagedPart(kind.tensors[rows].tolist(), kind.indices[rows].tolist(), batch, staged, digests)
+def _part(kind: Kind, rows: Rows, batch: FrameBatch, staged: Staged, sums: Tensor) -> StagedPart:
+    return StagedPart(kind.tensors[rows].tolist(), kind.indices[rows].tolist(), batch, staged, digests_of(sums))
 
 
 def _in_tensor(kind: Kind, row: int) -> Frame:

@@ -26,8 +26,10 @@ from syncline.kernels.gpu.digest import change_digest, sweep
 from syncline.kernels.gpu.scatter import missing, scatter
 from syncline.wire.tensors import TensorTable
 
-_DECODERS = 4
+_DECODERS = 8
 """Of a unit width: the ways of decoding that most of its units need."""
+_SHIFTS = (LANE_SHIFT_USUAL, LANE_SHIFT_USUAL + 1)
+"""Of lanes: a step that changes about one percent lies between the two."""
 
 
 def warm_up(table: TensorTable, held: HeldFrames) -> None:
@@ -59,7 +61,8 @@ def _usual(table: TensorTable, kind: Kind) -> Iterator[tuple[Alphabet, int, Walk
     for (tensor, size, walk), count in zip(shapes.T.tolist(), counts.tolist(), strict=True):
         dtype = table.tensors[tensor].dtype
         if dtype in ALPHABETS:
-            units[dtype, lanes_of(size, LANE_SHIFT_USUAL), walk] += size * count
+            for lanes in {lanes_of(size, shift) for shift in _SHIFTS}:
+                units[dtype, lanes, walk] += size * count
     for (dtype, lanes, walk), _ in units.most_common(_DECODERS):
         yield ALPHABETS[dtype], lanes, Walk(walk)
 
