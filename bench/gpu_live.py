@@ -154,6 +154,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
+        torch.cuda.init()
+        torch.cuda.current_stream().synchronize()  # a thread has no context before it asks for one
         with torch.cuda.stream(torch.cuda.Stream()):
             queued: list[torch.cuda.Event] = []
             while not self._stopping:

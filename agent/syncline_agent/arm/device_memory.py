@@ -126,6 +126,10 @@ class DeviceMemory:
         self._slab_bytes = slab_bytes or slab_bytes_of(self._device)
         self._places = lru_cache(maxsize=_PLACED)(lambda tensor: place(layout, tensor, tiling))
         self._shadows = Shadows(layout, tiling, self._places, _DeviceStores(stores), loaded)
+        self._strewn: set[int] = set()
+        """Tensors with frames that do not lie as rows."""
+        self._part_of: dict[int, dict[int, int]] = {}
+        """By tensor and frame, of those that do."""
         self._held = HeldFrames.of(layout.table, tiling, stores, self._in_place())
         self._staging, self._sweeping = (self._stream(), self._stream())
         self._synchronize()  # what was loaded is there, whatever stream it came by
@@ -197,7 +201,7 @@ class DeviceMemory:
     # --- what a change is made of
 
     def _stage(self, deltas: Sequence[Delta], executor: Executor | None) -> DeviceChanges:
-        changing = sorted({t for parsed in deltas for t in parsed.tensors})
+        changing = sorted(self._strewn & {t for parsed in deltas for t in parsed.tensors})
         with self._on(self._staging):
             parts = stage_held(self.table, self._held, deltas, executor=executor, slab_bytes=self._slab_bytes)
             strewn = {tensor: self._shadows.stage(tensor, deltas, executor=executor) for tensor in changing}
@@ -208,18 +212,17 @@ class DeviceMemory:
         whole = lru_cache(maxsize=1)(lambda tensor: checkpoint.units(names[tensor]))
         with self._on(self._staging):
             parts = stage_whole_held(self.table, self._held, whole, slab_bytes=self._slab_bytes)
-            strewn = {
-                tensor: self._shadows.stage_whole(tensor, whole(tensor))
-                for tensor in range(len(names))
-                if any(True for _ in self._shadows.frames(tensor))
-            }
+            strewn = {tensor: self._shadows.stage_whole(tensor, whole(tensor)) for tensor in sorted(self._strewn)}
             return self._changes(parts, strewn)
 
     def _in_place(self) -> Iterator[HeldFrame]:
         for tensor in range(len(self.table.tensors)):
             for held in self._places(tensor).frames.values():
                 if isinstance(held, InPlace):
+                    self._part_of.setdefault(tensor, {})[held.index] = held.part
                     yield HeldFrame(tensor, held.index, held.frame, held.store, held.there)
+                else:
+                    self._strewn.add(tensor)
 
     def _changes(self, parts: Sequence[StagedPart], strewn: Mapping[int, StrewnChanges]) -> DeviceChanges:
         digests: dict[int, dict[int, Digest]] = {}
@@ -227,9 +230,7 @@ class DeviceMemory:
             counts = part.staged.changed.tolist()
             for tensor, index, count, change in zip(part.tensors, part.frames, counts, part.digests, strict=True):
                 if count:
-                    lies = self._places(tensor).frames[index]
-                    assert isinstance(lies, InPlace)
-                    digests.setdefault(tensor, {})[lies.part] = change
+                    digests.setdefault(tensor, {})[self._part_of[tensor][index]] = change
         for tensor, of_frame in strewn.items():
             for change in of_frame.values():
                 if change.changed:

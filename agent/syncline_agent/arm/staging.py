@@ -76,6 +76,9 @@ def sum_of(digests: Digests) -> Digest:
 def _after(memory: Memory, before: Digests, changes: Changes) -> Digests:
     after = [list(of_tensor) for of_tensor in before]
     for tensor, parts in changes.digests.items():
+        if len(after[tensor]) == 1:  # as of most: where its parts lie need not be looked at
+            after[tensor][0] += total(parts.values())
+            continue
         for part, change in parts.items():
             after[tensor][memory.parts(tensor)[part].band] += change
     return after

@@ -16,7 +16,7 @@ import torch
 
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import LANE_SHIFT_USUAL, lanes_of
-from syncline.codecs.context.table import CONTEXTS, ZONE_BITS_MAX
+from syncline.codecs.context.table import CONTEXTS, ZONE_BITS_MIN
 from syncline.delta.device.held import HeldFrames, Kind
 from syncline.kernels.clock import VALUE_BITS, Alphabet
 from syncline.kernels.gpu.arrange import arrange
@@ -70,7 +70,8 @@ def _usual(table: TensorTable, kind: Kind) -> Iterator[tuple[Alphabet, int, Walk
 def _decode_nothing(kind: Kind, alphabet: Alphabet, lanes: int, walk: Walk) -> None:
     batch, _ = kind.launch(_least(kind, kind.walks == walk))
     device = batch.anchor.device
-    table = DeviceTable.of(alphabet, ZONE_BITS_MAX, [1] * CONTEXTS, [[(0, 1 << VALUE_BITS)]], [0] * CONTEXTS, device)
+    # The coarsest clock is the usual one: the smallest weights have contexts in which nearly every unit changes.
+    table = DeviceTable.of(alphabet, ZONE_BITS_MIN, [1] * CONTEXTS, [[(0, 1 << VALUE_BITS)]], [0] * CONTEXTS, device)
     none = torch.zeros(lanes, dtype=torch.int64, device=device)
     changed = torch.zeros_like(batch.units)
     coded = CodedFrames(
