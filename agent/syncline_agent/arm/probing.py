@@ -10,7 +10,7 @@ It never decides whether the layout is right: only the digest of what is loaded 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,6 +19,7 @@ from syncline.errors import LayoutRefused
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.fitting import REGIONS_MAX, Region, boxes, refine
 from syncline_agent.arm.layout import Block, shape_of
+from syncline_agent.arm.lines import refine_lines
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
@@ -44,6 +45,8 @@ DTYPES = {
 }
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MARK = 0x5555_5555_5555_5555
+_MANY = 8
+"""Regions of one parameter that are worth looking for at once."""
 _SEEN = 64
 """Indices of each dimension."""
 _CONVERTS = "the loader converts or computes what it puts there"
@@ -142,6 +145,11 @@ def attach(probed: Probed, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor
         flat = flat.set_(storage, store.pointer - start, (nbytes,), (1,))
         found.append(flat.view(_INTEGERS[store.unit_bytes]))
     return found
+
+
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Units from the first of a tensor to its last."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
 def _places(parameters: Iterable[tuple[str, torch.Tensor]]) -> list[_Place]:
@@ -249,9 +257,9 @@ def _name(place: _Place, digit: int, tensors: int) -> None:
     if digit * place.width >= max(1, tensors.bit_length()):
         return
     found: list[tuple[int, Region]] = []
-    for code, region in place.regions:
-        for part in refine(place.units, _forgotten(region), place.width, constant=True):
-            found.append((code | part.value << (digit * place.width), part))
+    known = [_forgotten(region) for _, region in place.regions]
+    for (code, _), parts in zip(place.regions, _refined(place, known, constant=True), strict=True):
+        found += [(code | part.value << (digit * place.width), part) for part in parts]
         _check_few(found)
     last = (digit + 1) * place.width >= tensors.bit_length()
     strange = [code for code, _ in found if code > tensors]
@@ -265,10 +273,22 @@ def _number(place: _Place, digit: int, most: Mapping[int, int]) -> None:
     if digit * place.width >= max(1, most.get(place.width, 1).bit_length()):
         return
     found: list[tuple[int, Region]] = []
-    for code, region in place.regions:
-        found += [(code, part) for part in refine(place.units, region, place.width, constant=False)]
+    known = [region for _, region in place.regions]
+    for (code, _), parts in zip(place.regions, _refined(place, known, constant=False), strict=True):
+        found += [(code, part) for part in parts]
         _check_few(found)
     place.regions = found
+
+
+def _refined(place: _Place, regions: list[Region], *, constant: bool) -> Iterator[list[Region]]:
+    """The parts of each region, with one digit more."""
+    many = len(regions) >= _MANY or (constant and place.units.dim() > 2)
+    at_once = refine_lines(place.units, regions, place.width, constant=constant) if many else None
+    if at_once is not None:
+        yield from at_once
+        return
+    for region in regions:
+        yield refine(place.units, region, place.width, constant=constant)
 
 
 def _check_few(found: list[tuple[int, Region]]) -> None:
@@ -299,7 +319,6 @@ def _translated(table: TensorTable, places: list[_Place], troubles: dict[str, st
             continue
         if not mine:
             continue
-        span = 1 + sum((n - 1) * stride for n, stride in zip(units.shape, units.stride(), strict=True))
-        stores.append(Store(place.name, units.data_ptr(), span, units.element_size()))
+        stores.append(Store(place.name, units.data_ptr(), span_of(units.shape, units.stride()), units.element_size()))
         blocks += mine
     return Probed(blocks, stores, troubles)

@@ -6,8 +6,10 @@ here may keep vLLM from serving: whatever goes wrong becomes the rank's refusal,
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from contextvars import ContextVar
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,13 +19,19 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.checkpoint import Checkpoint
 from syncline.clock import Clock
-from syncline.errors import DigestMismatch, LayoutRefused, SynclineError
+from syncline.errors import CheckpointBusy, DigestMismatch, LayoutRefused, SynclineError
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.probing import Probed, probe
+from syncline_agent.arm.remembering import key_of, recall, remember
 from syncline_agent.vllm.hooks import look_up
 from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of, stores_of
 from syncline_agent.vllm.settings import VllmSettings
 
+LAYOUTS = "layouts"
+"""Beside the socket: layouts that were probed before."""
+STABLE = (bool, int, float, str)
+BUSY_S = 600.0
+"""How long the load waits for an agent that writes to the checkpoint."""
 UNDER_WAY: ContextVar[Arming | None] = ContextVar("syncline_arming", default=None)
 """The rank whose model this thread loads."""
 
@@ -49,10 +57,20 @@ class Arming:
         self.refusal = unfit(self._config)
         if self.refusal is None:
             try:
-                self._checkpoint = self._open.enter_context(Checkpoint.open(folder).reading())
+                self._checkpoint = self._held(folder)
             except (SynclineError, OSError) as error:
                 self.refusal = f"{folder} is no node checkpoint that the arm could follow: {error}"
         return self
+
+    def _held(self, folder: Path) -> Checkpoint:
+        deadline = self._clock.monotonic() + BUSY_S
+        while True:
+            try:
+                return self._open.enter_context(Checkpoint.open(folder).reading())
+            except CheckpointBusy as error:
+                if self._clock.monotonic() > deadline:
+                    raise
+                self._log.info("waiting for the agent, which writes the checkpoint", reason=str(error))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,15 +83,24 @@ class Arming:
         if checkpoint is None or self._probed is not None or model_config.model != self._config.model_config.model:
             return
         began = self._clock.monotonic()
+        held = [*model.named_parameters(), *model.named_buffers()]
+        folder, known = self._settings.socket.parent / LAYOUTS, "remembered"
         try:
-            held = [*model.named_parameters(), *model.named_buffers()]
-            load: Any = model.load_weights
-            self._probed = probe(checkpoint.table, held, load)
+            key = key_of(checkpoint.table, held, engine_of(self._config, model))
+            self._probed = recall(folder, key, held)
+            if self._probed is None:
+                load: Any = model.load_weights
+                self._probed, known = probe(checkpoint.table, held, load), "probed"
         except Exception as error:
             self._refuse(error)
             return
+        if known == "probed":
+            try:
+                remember(folder, key, self._probed)
+            except OSError as error:
+                self._log.info("the layout is not remembered", reason=str(error))
         self._log.info(
-            "layout probed",
+            f"layout {known}",
             tensors=len(checkpoint.table.tensors),
             blocks=len(self._probed.blocks),
             seconds=round(self._clock.monotonic() - began, 3),
@@ -117,6 +144,30 @@ class Arming:
             self._log.error("layout refused", reason=self.refusal)
         else:
             self._log.exception("the rank could not be armed")
+
+
+def engine_of(vllm_config: Any, model: torch.nn.Module) -> dict[str, object]:
+    """All that can change where vLLM's loader puts things: its release, its configuration, its environment, this rank."""
+    rank = look_up("vllm.distributed", "get_world_group")().rank
+    environ = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "SYNCLINE_VLLM_"))}
+    parts = ("model_config", "parallel_config", "load_config", "quant_config", "lora_config", "device_config")
+    return {
+        "syncline": version("syncline"),
+        "vllm": look_up("vllm", "__version__"),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "hf": vllm_config.model_config.hf_config.to_json_string(),
+        "rank": rank,
+        "environ": sorted(environ.items()),
+        **{part: _stable(getattr(vllm_config, part)) for part in parts},
+    }
+
+
+def _stable(config: object) -> str:
+    """What a configuration says, without what differs between two starts: addresses, ports, moments."""
+    told = {name: value for name, value in vars(config).items() if isinstance(value, STABLE)} if config else {}
+    return str(sorted((n, str(v)) for n, v in told.items() if "port" not in n and "master" not in n and n != "seed"))
 
 
 def unfit(vllm_config: Any) -> str | None:

@@ -42,6 +42,7 @@ class CoreSide:
                 unfit=lambda: None if rank is None else rank.error,
                 still=partial(core.collective_rpc, "synchronize_device") if _synchronizes() else lambda: None,
                 failed=None if alone else UNPROVEN,
+                log=log,
             )
         )
         """None where the agent cannot change the weights in place: then vLLM serves as it does without Syncline."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from structlog.typing import FilteringBoundLogger
+
 from syncline.clock import Clock
 from syncline.versions import Policy
 from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience, StepGate
@@ -74,6 +76,7 @@ class CoreGate:
         unfit: Callable[[], str | None],
         still: Callable[[], object],
         failed: str | None,
+        log: FilteringBoundLogger,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         """`core` is vLLM's; `unfit` says why weights in this process must not serve; `still` waits until no device works any
@@ -83,6 +86,7 @@ class CoreGate:
         self._unfit = unfit
         self._failed = failed
         self._terms = terms
+        self._log = log
         self._still = still
         self._wake = _Waking(lambda: core.input_queue.put_nowait(terms.wakeup))
         self._gate = StepGate(self._wake, clock, patience)
@@ -122,12 +126,14 @@ class CoreGate:
             self._failed = reason
             self._end_all()
             self._gate.end()
+        self._log.error("out of service", reason=reason)
 
     def prove(self, version: int) -> None:
         with self._wake:
             self.stamp(version)
             self._failed = None
             self._send()
+        self._log.info("in service", version=version)
 
     def _written(self, version: int, policy: Policy) -> None:
         """The loop stands: its scheduler may be touched from here."""

@@ -22,8 +22,10 @@ NAMED_MAX = 4
 
 
 def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Everything that the modules of a model hold: parameters, buffers and plain attributes."""
+    """Everything that the modules of a model hold: parameters, buffers and plain attributes. Adapters are no part of it."""
     for path, module in model.named_modules(remove_duplicate=True):
+        if ".lora." in type(module).__module__:
+            continue  # an adapter's own memory, around a layer that is a module of its own
         held: Mapping[str, Any] = {**vars(module), **module._parameters, **module._buffers}
         for name, value in held.items():
             if isinstance(value, torch.Tensor):
