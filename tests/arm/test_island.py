@@ -767,3 +767,90 @@ def test_an_arm_that_is_neither_rank_nor_gate_is_not_made(
             randomness=random.Random(1),
             refusal=refusal,
         )
+
+
+# --- out of service ----------------------------------------------------------------------------------------------------
+
+
+def test_no_gate_goes_into_service_over_a_rank_that_only_a_sweep_can_prove(
+    node: Path, start: Callable[[int], Engine], ask: Ask
+) -> None:
+    engine = start(2)
+    with ArmServer(node / "arm.sock", timeouts=TIMES) as first:
+        assert first.wait_connected(10)
+        first.stage(ask(1, 2))
+        first.commit(2, Policy.KEEP)
+        first.undo(1)
+    wait_until(lambda: engine.gate.serves is None)
+    proofs = engine.gate.calls.count("prove 1")
+    with ArmServer(node / "arm.sock", timeouts=TIMES) as second:
+        assert second.wait_connected(10)
+        assert not is_proven(second, 1)
+        assert (None, proofs) == (engine.gate.serves, engine.gate.calls.count("prove 1"))
+        assert second.sweep().proven
+        assert 1 == engine.gate.serves
+
+
+def test_a_bit_that_a_rank_finds_by_itself_takes_the_gate_of_all_out_until_it_is_mended(
+    run: WeightRun, server: ArmServer, start: Callable[[int], Engine], ask: Ask, tmp_path: Path
+) -> None:
+    engine = start(2)
+    assert server.wait_connected(10)
+    wait_until(lambda: engine.gate.serves == 1)
+    engine.ranks[1].stores[1][9] ^= 1
+    with pytest.raises(DigestMismatch):
+        engine.ranks[1].live.sweep()  # the engine's own
+    engine.ranks[1].client.notify()
+    wait_until(lambda: engine.gate.serves is None)
+    run.checkpoint(tmp_path / "whole", 2)
+    server.stage(ask(1, 2, checkpoint=tmp_path / "whole"))
+    server.commit(2, Policy.KEEP)
+    assert engine.gate.serves is None
+    assert server.sweep().proven
+    assert 2 == engine.gate.serves
+
+
+@pytest.mark.parametrize("spoilt", [False, True], ids=["an older version", "other bits"])
+def test_a_rank_that_comes_back_with_something_else_takes_the_gate_out(
+    run: WeightRun,
+    server: ArmServer,
+    start: Callable[[int], Engine],
+    join: Callable[..., Rank],
+    ask: Ask,
+    spoilt: bool,
+) -> None:
+    def spoil(stores: list[np.ndarray]) -> None:
+        stores[0][3] ^= 1
+
+    engine = start(2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    server.commit(2, Policy.KEEP)
+    assert 2 == engine.gate.serves
+    engine.ranks[1].client.stop()
+    join(1, 2, version=2 if spoilt else 1, spoil=spoil if spoilt else lambda stores: None)
+    wait_until(lambda: engine.gate.serves is None)
+    assert not is_proven(server, 2)
+
+
+def test_an_island_is_not_proven_while_its_gate_keeps_inside_what_an_undo_left_though_a_rank_was_away(
+    server: ArmServer, start: Callable[[int], Engine], ask: Ask
+) -> None:
+    engine = start(2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    server.commit(2, Policy.KEEP)
+    server.undo(1)
+    away = engine.ranks[1].client._channel
+    assert away is not None
+    away.close()
+    wait_until(lambda: engine.ranks[1].client._channel not in (None, away))
+    assert server.wait_connected(10)
+    for rank in engine.ranks:
+        assert rank.live.sweep().proven  # the engine's own
+        rank.client.notify()
+    wait_until(lambda: all(arm.state.applied is None or arm.state.applied.proven for arm in server._island.present()))
+    assert engine.gate.withholds
+    assert not is_proven(server, 1)  # so that whoever follows sweeps
+    assert server.sweep().proven
+    assert (1, False) == (engine.gate.serves, engine.gate.withholds)

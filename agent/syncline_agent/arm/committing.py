@@ -120,7 +120,7 @@ class Commit:
         if all(c.applied.proven for c in confirmed):
             self._gate.ask(lambda i: Publish(id=i), Done, times.other_s)
         else:
-            self._members.withheld = True  # until a sweep, and then `prove`
+            self._gate.withholds = True  # until a sweep, and then `prove`
         return confirmed[0].applied.digest
 
     def _give_up(self, reason: str) -> None:

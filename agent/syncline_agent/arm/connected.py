@@ -35,6 +35,8 @@ class Arm:
             self.digests = hello.state.applied.version, [band.digest for band in hello.holds]
         self.staged: tuple[int, Sequence[str]] | None = None
         """The same of what is staged."""
+        self.withholds = False
+        """This gate keeps inside what it computes, until `prove`."""
         self._channel = channel
         self._ids = itertools.count(1)
         self._lock = threading.Lock()

@@ -30,8 +30,6 @@ class Members:
         """What is wrong with what they hold together, in words."""
         self.checked = False
         """Whether that was looked at since they came together."""
-        self.withheld = False
-        """The gate keeps inside what it computes, until `prove`."""
 
     @property
     def arms(self) -> list[Arm]:

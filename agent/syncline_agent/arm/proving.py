@@ -85,15 +85,29 @@ def check_staged(members: Members, request: StageRequest, answers: Sequence[mess
 
 
 def prove(members: Members, held: Applied, timeout_s: float) -> Applied:
-    """Say to all that the island holds this. EngineUnavailable when one does not agree."""
-    ask_all(
-        members.arms,
-        lambda i: messages.Prove(id=i, version=held.version, digest=held.digest),
-        messages.Done,
-        timeout_s,
-    )
-    members.withheld = False
+    """Say to all that the island holds this. EngineUnavailable when a rank does not agree: the gate, which lets requests
+    in, hears it last."""
+    others = [rank for rank in members.ranks if rank is not members.gate]
+    for arms in (others, [members.gate]):
+        ask_all(
+            arms,
+            lambda i: messages.Prove(id=i, version=held.version, digest=held.digest),
+            messages.Done,
+            timeout_s,
+        )
+    members.gate.withholds = False
     return replace(held, proven=True)
+
+
+def take_out(members: Members, timeout_s: float) -> None:
+    """Have the gate serve nothing while what the ranks hold is no version or in doubt. A gate that is the only rank sees
+    to that by itself."""
+    gate = members.gate
+    if gate.state.failed is not None or list(members.ranks) == [gate]:
+        return
+    reason = error_of(members)
+    if reason is not None:
+        gate.ask(lambda i: messages.Fail(id=i, reason=reason), messages.Done, timeout_s)
 
 
 class Prover:
@@ -123,10 +137,14 @@ class Prover:
             except EngineUnavailable:
                 return
             self._look(members)
+            try:
+                take_out(members, self._timeout_s)
+            except SynclineError as error:  # it was disconnected then, and comes back failed or is looked at again
+                self._log.warning("gate not told", pod=members.gate.hello.pod, reason=str(error))
             self._island.settle(members)
 
     def _look(self, members: Members) -> None:
-        needed = members.withheld or members.gate.state.failed is not None
+        needed = members.gate.withholds or members.gate.state.failed is not None
         said = held_by(members)
         if members.checked and members.error is None and not needed and said is not None and said.proven:
             return  # a commit, whose sum was checked before it

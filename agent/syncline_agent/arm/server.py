@@ -120,7 +120,7 @@ class ArmServer:
         hello, error = members.gate.hello, error_of(members)
         first = members.ranks[0].state.applied
         held = held_by(members) or (None if first is None else replace(applied(first), proven=False))
-        if held is not None and error is not None:
+        if held is not None and (error is not None or members.gate.withholds):
             held = replace(held, proven=False)
         return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, held, error)
 
@@ -170,6 +170,7 @@ class ArmServer:
                 proven = checked(members)  # None: something was changed meanwhile, and is to be swept again
             except DigestMismatch as error:
                 members.error = str(error)
+                self._island.note()  # so that the gate is told
                 raise
             if proven is not None:
                 return prove(members, proven, self._timeouts.ready_s)
