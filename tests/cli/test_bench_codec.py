@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from syncline_cli.bench.figures import (
     measure,
 )
 from syncline_cli.bench.peers import PEERS
-from syncline_cli.bench.quantized import Quantization
+from syncline_cli.bench.quantized import Quantization, quantized_view
 from syncline_cli.bench.report import Column, Table, checks
 from syncline_cli.bench.synthetic import AdamStep, learning_rate
-from syncline_cli.bench.views import View, grpo_a_views
+from syncline_cli.bench.views import View, float32, grpo_a_views
 from syncline_cli.output import Output
 
 Call = Callable[..., Any]
@@ -133,6 +134,21 @@ def test_context_keeps_its_word_on_step_sixteen() -> None:
     last = Figures(1, encoded.delta.statistics.changed_units, {CHOSEN: 8.0 * encoded.size_bytes})
     assert checks([last])[0].kept
     assert encoded.delta.statistics.changed_units == encoded.delta.statistics.codecs[CONTEXT]
+
+
+def test_a_table_that_others_pay_for_is_taken_by_those_who_would_not_pay_for_it() -> None:
+    before, after = (
+        quantized_view(
+            {
+                spec.name: float32(units).reshape(spec.shape)
+                for spec, units in zip(v.table.tensors, v.units, strict=True)
+            },
+            Quantization.NVFP4,
+        )
+        for v in islice(grpo_a_views(), 12, 14)  # in step 13 scales move, and half of the changes are of cheap tensors
+    )
+    chosen = Encoded.between(before, after, codec=None)
+    assert chosen.size_bytes <= Encoded.between(before, after, codec=CONTEXT).size_bytes
 
 
 def test_all_that_a_delta_is_made_of_is_counted() -> None:

@@ -38,7 +38,7 @@ class CodecChoice:
             return self.forced == CODECS[CODEC_RAW].name
         return changed >= self.dense_ratio * units
 
-    def choose(self, pilot: Sequence[FrameChange], context: Codec | None = None, *, table_changes: int = 1) -> Codec:
+    def choose(self, pilot: Sequence[FrameChange], context: Codec | None = None, *, table_changes: float = 1) -> Codec:
         """The codec for a tensor whose first changed frames are `pilot` (at least one).
 
         `context` is the context coder with a table that fits, where the tensor's dtype has one; so many changes share that table.

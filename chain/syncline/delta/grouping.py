@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,14 +105,26 @@ class Group:
     def encode(self, take: Take) -> None:
         """Encode everything that is held, in order, and hold nothing."""
         self._kinds.share_tables(exact=True)
-        for run in self._runs:
-            pilot = [frame.change for frame in run.frames]
-            codec = self._choice.choose(pilot, _context(run), table_changes=run.kind.sharing if run.kind else 1)
+        for run, codec in zip(self._runs, self._chosen(), strict=True):
+            changes = [frame.change for frame in run.frames]
             for frame, (used, payload) in zip(
-                run.frames, in_order(self._executor, partial(_code, codec), pilot), strict=True
+                run.frames, in_order(self._executor, partial(_code, codec), changes), strict=True
             ):
                 take(run.tensor, used, EncodedFrame(frame.index, int(frame.change.positions.size), payload))
         self._runs, self._kinds, self._held, self._span = [], Kinds(), 0, 0
+
+    def _chosen(self) -> list[Codec]:
+        """The codec of each run. A table that others pay for costs those nothing that would not have paid for their share of it."""
+        runs = [([frame.change for frame in run.frames], _context(run), run.kind) for run in self._runs]
+        chosen = [
+            self._choice.choose(pilot, context, table_changes=kind.sharing if kind else 1)
+            for pilot, context, kind in runs
+        ]
+        paid = {codec.shared for codec in chosen}
+        for at, (pilot, context, _) in enumerate(runs):
+            if context is not None and chosen[at].shared is None and context.shared in paid:
+                chosen[at] = self._choice.choose(pilot, context, table_changes=inf)
+        return chosen
 
 
 def _context(run: _Run) -> Codec | None:
