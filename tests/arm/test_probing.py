@@ -168,10 +168,10 @@ def test_what_a_loader_leaves_alone_is_as_it_was(fill: bool) -> None:
 class Experts(torch.nn.Module):
     """Stacked experts of two matrices in one, scales beside them, and only some experts here."""
 
-    def __init__(self, experts: range, inner: int = 24, hidden: int = 40) -> None:
+    def __init__(self, experts: range, room: int, inner: int = 24, hidden: int = 40) -> None:
         super().__init__()
-        self.experts, self.inner = experts, inner
-        self.w13 = empty(len(experts), 2 * inner, hidden, dtype=torch.float8_e4m3fn)
+        self.experts, self.inner, self.room = experts, inner, room
+        self.w13 = empty(len(experts), 2 * room, hidden, dtype=torch.float8_e4m3fn)
         self.w2 = empty(len(experts), hidden, inner, dtype=torch.float8_e4m3fn)
         self.scale = empty(len(experts), 2, dtype=torch.float32)
 
@@ -186,11 +186,12 @@ class Experts(torch.nn.Module):
             elif kind.startswith("scale"):
                 self.scale.data[here, int(kind[-1])] = loaded
             else:
-                at = 0 if kind == "w1" else self.inner
+                at = 0 if kind == "w1" else self.room
                 self.w13.data[here, at : at + self.inner].copy_(loaded)
 
 
-def test_stacked_experts_of_many_tensors_in_bytes_are_found_where_they_are_held() -> None:
+@pytest.mark.parametrize("room", [24, 32])
+def test_stacked_experts_of_many_tensors_in_bytes_are_found_where_they_are_held(room: int) -> None:
     shapes: dict[str, tuple[str, list[int]]] = {}
     for expert in range(70):  # 350 tensors: more than a byte tells in one pass
         shapes |= {f"{expert:02}.w{n}": ("F8_E4M3", [40, 24] if n == 2 else [24, 40]) for n in (1, 2, 3)}
@@ -198,7 +199,7 @@ def test_stacked_experts_of_many_tensors_in_bytes_are_found_where_they_are_held(
     table = table_of(shapes)
     held: set[str] = set()
     for experts in (range(35), range(35, 70)):
-        module = Experts(experts)
+        module = Experts(experts, room)
         _, layout = probe_and_load(table, module, module.load_weights)
         held |= {table.tensors[band.tensor].name for band in layout.all_bands}
     assert set(shapes) == held

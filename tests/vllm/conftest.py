@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,47 +133,47 @@ class SmallModel:
         ]
 
 
-class Stream:
-    """A streamed completion, read by a thread of its own."""
+@dataclass(frozen=True)
+class Streamed:
+    """A streamed completion that has ended."""
 
-    def __init__(self, server: VllmServer, body: dict[str, Any]) -> None:
-        self._server, self._body = server, body
-        self._begun = threading.Event()
-        self.tokens: list[int] = []
-        self.finish: str | None = None
-        self.error: str | None = None
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        assert self._begun.wait(60)
+    tokens: list[int]
+    finish: str | None
+    error: str | None
 
-    def _read(self) -> None:
-        try:
-            with self._server.http.stream("POST", "/v1/completions", json=self._body) as answer:
-                for line in answer.iter_lines():
-                    data = line.removeprefix("data: ")
-                    if not line or data == "[DONE]":
-                        continue
-                    told = json.loads(data)
-                    if "error" in told:
-                        self.error = json.dumps(told["error"])
-                        continue
-                    choice = told["choices"][0]
-                    self.tokens += choice.get("token_ids") or []
-                    self.finish = choice["finish_reason"] or self.finish
-                    self._begun.set()
-        except httpx.HTTPError as error:
-            self.error = str(error)
-        self._begun.set()
 
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
+class Traffic:
+    """Requests that follow each other until the block ends, and what became of them."""
 
-    def end(self) -> Stream:
-        """Itself, when all has come."""
-        self._thread.join(90)
-        assert not self._thread.is_alive()
+    def __init__(self, server: VllmServer, prompts: list[list[int]], tokens: int) -> None:
+        self._server, self._tokens = server, tokens
+        self._stopping = threading.Event()
+        self._readers = [threading.Thread(target=self._read, args=(prompt,)) for prompt in prompts]
+        self._readers.append(threading.Thread(target=self._read_spans, args=(prompts[0],)))
+        self.streamed: list[Streamed] = []
+        self.spans: list[list[dict[str, Any]]] = []
+        """Of each request that was answered at once: which version drew which tokens."""
+
+    def __enter__(self) -> Traffic:
+        for reader in self._readers:
+            reader.start()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for reader in self._readers:
+            reader.join(120)
+            assert not reader.is_alive()
+
+    def _read(self, prompt: list[int]) -> None:
+        while not self._stopping.is_set():
+            self.streamed.append(self._server.stream(prompt, self._tokens))
+
+    def _read_spans(self, prompt: list[int]) -> None:
+        while not self._stopping.is_set():
+            answer = self._server.generate(prompt, self._tokens)
+            if answer["finish_reason"] == "length":
+                self.spans.append(answer["weight_versions"])
 
 
 class VllmServer:
@@ -231,18 +232,30 @@ class VllmServer:
             **more,
         }
 
-    def stream(self, prompt: list[int], tokens: int) -> Stream:
-        """A completion under way, whose first token has come."""
-        return Stream(self, self.ask(prompt, tokens, stream=True))
+    def stream(self, prompt: list[int], tokens: int) -> Streamed:
+        """A completion, read as it comes."""
+        drawn: list[int] = []
+        finish = error = None
+        with self.http.stream("POST", "/v1/completions", json=self.ask(prompt, tokens, stream=True)) as answer:
+            for line in answer.iter_lines():
+                data = line.removeprefix("data: ")
+                if not line or data == "[DONE]":
+                    continue
+                told = json.loads(data)
+                if "error" in told:
+                    error = json.dumps(told["error"])
+                    continue
+                drawn += told["choices"][0].get("token_ids") or []
+                finish = told["choices"][0]["finish_reason"] or finish
+        return Streamed(drawn, finish, error)
 
-    def spans(self, prompt: list[int], tokens: int) -> tuple[list[int], list[dict[str, Any]]]:
-        """Tokens, and which version drew which."""
+    def generate(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        """The only choice of an answer that says which version drew which tokens."""
         drawn = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
         body = {"model": "m", "token_ids": prompt, "sampling_params": drawn}
         answer = self.http.post("/inference/v1/generate", json=body)
         assert 200 == answer.status_code, answer.text
-        choice = answer.json()["choices"][0]
-        return choice["token_ids"], choice["weight_versions"]
+        return answer.json()["choices"][0]
 
     def metric(self, name: str) -> float:
         """The sum of a counter's samples."""
@@ -293,6 +306,7 @@ class Fleet:
         self.agent: subprocess.Popen[bytes] | None = None
         self.server: VllmServer | None = None
         self._port = 0
+        self._generation = 0
         self.http = httpx.Client(timeout=10.0)
         self._pause = threading.Event()
 
@@ -312,11 +326,15 @@ class Fleet:
         return self.folder / f"version-{version}"
 
     def target(self, mode: str = "Latest", version: int | None = None, policy: str = "keep") -> None:
+        """Say what to serve, and wait until an agent that runs has heard it."""
+        self._generation += 1
         wanted = {"mode": mode} | ({} if version is None else {"version": version})
-        body = {"run": "small", "view": "main", "policy": policy, "version": wanted, "suspend": False, "generation": 1}
+        body = {"run": "small", "view": "main", "policy": policy, "version": wanted, "suspend": False}
         new = self.folder / "target.new"
-        new.write_text(json.dumps(body))
+        new.write_text(json.dumps({**body, "generation": self._generation}))
         new.rename(self.folder / "target.json")
+        if self.agent is not None:
+            self.wait(lambda: self.status()["generation"] == self._generation or None, "heard its target")
 
     def start_agent(self, kill_at: str | None = None) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
@@ -433,6 +451,11 @@ def fleet(tmp_path: Path, vllm_python: Path) -> Iterator[Fleet]:
     fleet.target()
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def traffic() -> type[Traffic]:
+    return Traffic
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 
 @pytest.mark.timeout(900)
 def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
-    fleet: Any, prompts: list[list[int]]
+    fleet: Any, prompts: list[list[int]], traffic: Any
 ) -> None:
     drawn: dict[int, list[list[int]]] = {}
 
@@ -38,20 +37,17 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
     hits = server.metric("vllm:prefix_cache_hits_total")
     assert drawn[2][2] == server.complete(prompts[2])
     assert hits < server.metric("vllm:prefix_cache_hits_total")
-    streams = [server.stream(prompt, 1500) for prompt in prompts]
-    crossing = ThreadPoolExecutor(1).submit(server.spans, prompts[0], 1500)
-    for version in (3, 4):
-        fleet.model.step()
-        assert version == fleet.publish()
-        follow(version)
-    assert all(stream.running for stream in streams)
-    for stream, before in zip(streams, drawn[2], strict=True):
-        stream.end()
-        assert (None, "length", 1500) == (stream.error, stream.finish, len(stream.tokens))
-        assert before == stream.tokens[:12]
-    _, spans = crossing.result(60)
-    assert ["2", "3", "4"] == [span["version"] for span in spans]
-    assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 1500]
+    with traffic(server, prompts, 400) as under_way:
+        for version in (3, 4):
+            fleet.model.step()
+            assert version == fleet.publish()
+            follow(version)
+    assert {(None, "length", 400)} == {(s.error, s.finish, len(s.tokens)) for s in under_way.streamed}
+    for spans in under_way.spans:
+        assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 400]
+        assert sorted(spans, key=lambda span: int(span["version"])) == spans
+    assert {"2", "3", "4"} == {span["version"] for spans in under_way.spans for span in spans}
+    assert any(len(spans) > 1 for spans in under_way.spans)
     third = dict(fleet.model.newest)
 
     # Back, forward, and a training that went on from an older version
@@ -63,8 +59,9 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
     assert 5 == fleet.publish(parent=2)
     fleet.target()
     follow(5)
-    tokens, spans = server.spans(prompts[0], 12)
-    assert (drawn[5][0], [{"version": "5", "start": 0, "end": 12}]) == (tokens, spans)
+    answer = server.generate(prompts[0], 12)
+    assert drawn[5][0] == answer["token_ids"]
+    assert [{"version": "5", "start": 0, "end": 12}] == answer["weight_versions"]
 
     # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
     fleet.kill_agent()
@@ -82,15 +79,14 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
     drawn[6] = [server.complete(prompt) for prompt in prompts]
 
     # What a policy does to requests in flight
-    for policy, finish in (("abort", "abort"), ("drain", "length")):
+    for policy, ends in (("abort", {"abort", "length"}), ("drain", {"length"})):
         fleet.target(policy=policy)
-        fleet.wait(lambda wanted=policy: fleet.status()["policy"] == wanted or None, "a policy")
-        stream = server.stream(prompts[0], 1500)
-        fleet.model.step()
-        follow(fleet.publish())
-        stream.end()
-        assert (None, finish) == (stream.error, stream.finish)
-        assert ("drain" == policy) == (1500 == len(stream.tokens))
+        with traffic(server, prompts, 400) as under_way:
+            fleet.model.step()
+            follow(fleet.publish())
+        assert ends == {streamed.finish for streamed in under_way.streamed}
+        if policy == "drain":
+            assert all(len(spans) == 1 for spans in under_way.spans)
 
     assert 2 == server.told(1 << 30).count("Loading weights took")
     server.kill()

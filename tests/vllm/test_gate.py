@@ -15,6 +15,7 @@ import pytest
 
 from syncline.clock import SystemClock
 from syncline.errors import EngineUnavailable
+from syncline.logs import logger
 from syncline.versions import Policy
 from syncline_agent.reference.stepgate import Patience
 from syncline_agent.vllm.caching import CacheNames
@@ -191,8 +192,9 @@ def make() -> Iterator[Make]:
             core.stood_with_batch = core.stood_with_batch or bool(core.batch_queue)
 
         unfit = more.pop("unfit", lambda: None)
+        names, log = CacheNames(kv, "e"), logger("gate")
         gate = CoreGate(
-            core, CacheNames(kv, "e"), TERMS, clock=SystemClock(), unfit=unfit, still=still, failed=failed, **more
+            core, names, TERMS, clock=SystemClock(), unfit=unfit, still=still, failed=failed, log=log, **more
         )
         core.gate = gate
         core.thread.start()
