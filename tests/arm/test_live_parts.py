@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from syncline.clock import ManualClock
-from syncline.errors import DigestMismatch, EngineUnavailable, FrameCorrupt
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, FrameCorrupt
 from syncline.testing.weight_run import WeightRun
 from syncline.wire.digest import Digest, total
 from syncline.wire.records import TilingPart
@@ -226,6 +226,25 @@ def test_commits_and_undos_between_the_slices_of_a_sweep_of_parts_do_not_disturb
     assert island.loaded[1].holds(2)
     assert run.digest(1) != run.digest(3)
     assert live.sweep().proven
+
+
+def test_parts_that_cannot_be_read_back_never_claim_the_version_before(
+    island: Island, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> bool:
+        raise MemoryError("the device is full")
+
+    island.proved(1)
+    live = island.ranks[1]
+    live.stage(island.request(1, 2))
+    live.ready(2)
+    live.scatter(2)
+    monkeypatch.setattr(live._memory, "read_back", out_of_memory)
+    with pytest.raises(EngineUncertain):
+        live.confirm(2)
+    applied = live.sweep()
+    assert (2, True) == (applied.version, applied.proven)
+    assert island.loaded[1].holds(1)
 
 
 def test_a_claim_of_other_weights_is_seen_in_the_sum(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ class LiveWeights:
         with self._lock:
             healthy = self._error is None
             if switch.undo and self._applied is not None:
+                self._doubts += 1
                 self._swept = False
                 self._applied = replace(self._applied, proven=False)  # nothing computed from here on may leave
             self._staged = self._ready = None
@@ -225,6 +226,7 @@ class LiveWeights:
                 self._memory.scatter(switch.staged.changes, undo=switch.undo)
                 faults.reach("apply.scattered")
             except Exception as error:
+                self._walks.anew()
                 self._doubt(f"writing version {target} failed half-way ({error}); undo, or stage it from a checkpoint")
                 raise EngineUncertain(str(self._error)) from error
             self._walks.written(switch.staged.changes, undo=switch.undo)
@@ -242,14 +244,13 @@ class LiveWeights:
             bad = self._memory.read_back(switch.staged.changes, undo=switch.undo)
         except Exception as error:  # a device out of memory: the bits are there, and nobody has seen them
             with self._lock:
-                self._written = None
-                self._doubt(f"version {target} was written and cannot be read back ({error}); undo it, or sweep")
+                self._not_confirmed(switch, f"was written and cannot be read back ({error}); undo it, or sweep")
             raise EngineUncertain(str(self._error)) from error
         with self._lock:
-            self._written = None
             if bad:
-                self._doubt(f"version {target} reads back wrong in {bad[0]} ({len(bad)} tensors); undo it")
+                self._not_confirmed(switch, f"reads back wrong in {bad[0]} ({len(bad)} tensors); undo it")
                 raise EngineUncertain(str(self._error))
+            self._written = None
             if switch.undo:
                 self._kept = None
                 self._doubts += 1
@@ -260,12 +261,18 @@ class LiveWeights:
             self._applied = replace(switch.after, proven=proven)
             return self._applied
 
+    def _not_confirmed(self, switch: _Switch, why: str) -> None:
+        """What was written is what is held, as far as anything is known of it. The caller holds the lock."""
+        self._written = None
+        self._applied = switch.after
+        self._doubt(f"version {switch.after.version} {why}")
+
     def sweep(self, *, rest: float = 0.0, slice_units: int | None = None) -> Applied:
         """Digest all live memory, a slice at a time, and compare it with what the applied version should be.
 
         Sleeps `rest` times as long as each slice took, unless another sweep waits for this one. Commits may come between
-        two slices, as often as they like. A match proves the version
-        and ends a doubt; DigestMismatch, naming the tensor, when memory holds something else: out of service.
+        two slices, as often as they like. A match proves the version and ends a doubt, unless something was written that
+        is not read back yet; DigestMismatch, naming the tensor, when memory holds something else: out of service.
         """
         with self._lock:
             self._impatient += 1
@@ -282,7 +289,7 @@ class LiveWeights:
                 if whole and self._written is None and found != self._applied.digest:
                     self._doubt(f"memory sums to digest {found}, version {self._applied.version} has another")
                     raise DigestMismatch(str(self._error))
-                if doubts == self._doubts:
+                if doubts == self._doubts and self._written is None:
                     self._error = None
                     self._swept = True
                     self._applied = replace(self._applied, proven=self._vouched)

@@ -45,6 +45,11 @@ class Walks:
                     band = parts[part].band
                     walk.found[band] = walk.found[band] - change if undo else walk.found[band] + change
 
+    def anew(self) -> None:
+        """Nobody knows what of a change is in memory now. The caller has held the lock since before it was written."""
+        for walk in self._under_way:
+            walk.done, walk.found = 0, [Digest() for _ in walk.found]
+
     def through(
         self, tensor: int, *, slice_units: int, rest: Callable[[], float], arrived: Callable[[Sequence[Digest]], None]
     ) -> None:
