@@ -226,6 +226,27 @@ def test_changes_without_room_on_the_device_are_refused_before_a_write(monkeypat
     assert 8 * changes.changed <= changes.nbytes
 
 
+def test_frames_that_change_nearly_everywhere_are_staged_whole_and_take_their_bits_twice() -> None:
+    steps = steps_of(0.9, "raw")
+    twins = Twins.at(steps, 0, 0)
+    changes = twins.memory.stage(steps.deltas)
+    held = [frame for part in changes.parts for frame in part.frames]
+    units = sum(sum(part.counts) for part in changes.parts) / 0.9
+    assert sum(part.nbytes for part in changes.parts) < 4 * 1.1 * units + 2 * 16 * len(
+        held
+    )  # eight bytes, place by place
+    twins.memory.scatter(changes, undo=False)
+    assert twins.device.holds(1)
+    store = twins.device.stores[0]
+    place = int(np.flatnonzero(twins.device.rank.stores[0].reshape(-1) >= 0)[5])
+    store[place] ^= 1
+    assert 1 == len(twins.memory.read_back(changes, undo=False))
+    store[place] ^= 1
+    twins.memory.scatter(changes, undo=True)
+    assert twins.device.holds(0)
+    assert [] == twins.memory.read_back(changes, undo=True)
+
+
 def test_a_delta_of_nothing_writes_nothing() -> None:
     twins = Twins.at(steps_of(0.3, "context"), 0, 0)
     changes = twins.memory.stage([Delta({})])

@@ -23,8 +23,9 @@ from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta
 from syncline.delta.device.held import HeldFrame, HeldFrames
 from syncline.delta.device.memory import to_device, to_host
+from syncline.delta.device.parts import DevicePart
 from syncline.delta.device.slabs import slab_bytes_of
-from syncline.delta.device.staging import StagedPart, digests_of, stage_held, stage_whole_held
+from syncline.delta.device.staging import digests_of, stage_held, stage_whole_held
 from syncline.delta.device.warming import warm_up
 from syncline.errors import EngineUnavailable, LayoutRefused
 from syncline.kernels.gpu.digest import sweep
@@ -62,7 +63,7 @@ class _Write:
 class DeviceChanges:
     """Absolute bits for places of device memory (memory.Changes)."""
 
-    parts: Sequence[StagedPart]
+    parts: Sequence[DevicePart]
     writes: Sequence[_Write]
     strewn: Mapping[int, StrewnChanges]
     """By tensor, for the shadows; what it writes to live memory is in `writes`."""
@@ -74,7 +75,7 @@ class DeviceChanges:
 
     @property
     def changed(self) -> int:
-        return sum(part.changed for part in self.parts) + sum(write.places.numel() for write in self.writes)
+        return sum(sum(part.counts) for part in self.parts) + sum(write.places.numel() for write in self.writes)
 
     @property
     def nbytes(self) -> int:
@@ -224,11 +225,10 @@ class DeviceMemory:
                 else:
                     self._strewn.add(tensor)
 
-    def _changes(self, parts: Sequence[StagedPart], strewn: Mapping[int, StrewnChanges]) -> DeviceChanges:
+    def _changes(self, parts: Sequence[DevicePart], strewn: Mapping[int, StrewnChanges]) -> DeviceChanges:
         digests: dict[int, dict[int, Digest]] = {}
         for part in parts:
-            counts = part.staged.changed.tolist()
-            for tensor, index, count, change in zip(part.tensors, part.frames, counts, part.digests, strict=True):
+            for tensor, index, count, change in zip(part.tensors, part.frames, part.counts, part.digests, strict=True):
                 if count:
                     digests.setdefault(tensor, {})[self._part_of[tensor][index]] = change
         for tensor, of_frame in strewn.items():
@@ -261,18 +261,17 @@ class DeviceMemory:
     # --- room
 
     def _check_room(self, deltas: Sequence[Delta]) -> None:
-        """Refuse before decoding what will not fit: of one delta, its frames say how much it changes."""
-        if len(deltas) == 1 and self._staged_bytes_max is not None:
-            units = {t: self.table.tensors[t].unit_bytes for t in deltas[0].tensors}
-            rows = {t: found[1] for t in units if (found := self._held.of_tensor(t)) is not None}
-            self._check_bytes(
-                sum(
-                    coded.frame.changed * (4 + 2 * units[tensor])
-                    for tensor in rows
-                    for index, coded in deltas[0].frames(tensor).items()
-                    if rows[tensor][index] >= 0
-                )
-            )
+        """Refuse before decoding what will not fit: of one delta, its frames say how much it changes at least."""
+        if self._staged_bytes_max is None or len(deltas) != 1:
+            return
+        least = 0
+        for tensor in deltas[0].tensors:
+            found, size = self._held.of_tensor(tensor), self.table.tensors[tensor].unit_bytes
+            for index, coded in deltas[0].frames(tensor).items():
+                if found is not None and found[1][index] >= 0:
+                    units = int(self._held.kinds[found[0]].units[found[1][index]])
+                    least += 2 * size * min(coded.frame.changed, units)
+        self._check_bytes(least)
 
     def _check_bytes(self, nbytes: int) -> None:
         if self._staged_bytes_max is not None and nbytes > self._staged_bytes_max:

@@ -50,25 +50,37 @@ class Slab:
             before[start : start + live.numel()].view(live.shape).copy_(live)
         return cls(kind, rows, starts, before, before.clone())
 
-    def frame(self, place: int) -> Tensor:
-        """What the frame becomes: to be written."""
+    def frame(self, place: int, *, before: bool = False) -> Tensor:
+        """What the frame becomes, to be written; or what it is."""
         start = int(self.starts[place])
-        return self.after[start : start + int(self.kind.units[self.rows[place]])]
+        return (self.before if before else self.after)[start : start + int(self.kind.units[self.rows[place]])]
 
-    def batch(self, places: NDArray[np.int64]) -> FrameBatch:
-        """These of its frames, as they have become so far."""
+    def batch(self, places: NDArray[np.int64], *, before: bool = False) -> FrameBatch:
+        """These of its frames, as they have become so far, or as they are."""
         units = self.kind.units[self.rows[places]]
         device = self.after.device
         lengths = torch.from_numpy(units).to(device)
         flat = bool((units % (PIECE_BYTES // self.after.element_size()) == 0).all())
         return FrameBatch(
-            self.after,
+            self.before if before else self.after,
             torch.from_numpy(self.starts[places]).to(device),
             lengths,
             lengths.to(torch.int64),
             lengths,
             Walk.FLAT if flat else Walk.ANY,
         )
+
+    def changed(self) -> int:
+        """Units that became something else. Waits for the device."""
+        counts = [
+            torch.count_nonzero(self.before[first:end] != self.after[first:end]) for first, end in self._compared()
+        ]
+        return int(torch.stack(counts).sum())
+
+    def changed_of_frames(self) -> list[int]:
+        """The same, by frame."""
+        frames = [(self.frame(place, before=True), self.frame(place)) for place in range(self.rows.size)]
+        return torch.stack([torch.count_nonzero(before != after) for before, after in frames]).tolist()
 
     def difference(self) -> Staged:
         """Where the frames became something else, in order."""
@@ -77,6 +89,11 @@ class Slab:
         changed, positions, old, new = (torch.cat(column) for column in zip(*parts, strict=True))
         ends = torch.cumsum(changed, 0)
         return Staged(ends - changed, changed.to(torch.int32), positions, old, new)
+
+    def _compared(self) -> Iterator[tuple[int, int]]:
+        most = _COMPARED_BYTES // self.after.element_size()
+        for low in range(0, self.after.numel(), most):
+            yield low, min(low + most, self.after.numel())
 
     def _differing(self, low: int, high: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         first, end = int(self.starts[low]), int(self.starts[high])

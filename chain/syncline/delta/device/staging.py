@@ -23,6 +23,7 @@ from syncline.codecs.context.codec import ContextCodec, lanes_of
 from syncline.delta.device.coded import Decoding, DeviceTables, decode_alike
 from syncline.delta.device.held import HeldFrames, Kind, Rows
 from syncline.delta.device.memory import to_device, to_host
+from syncline.delta.device.parts import DensePart, DevicePart, SparsePart
 from syncline.delta.device.slabs import SLAB_BYTES, Slab, slabs
 from syncline.delta.parallel import in_order
 from syncline.delta.parsed import CodedFrame, Delta
@@ -35,52 +36,20 @@ from syncline.wire.digest import MASK64, Digest, seeds, total
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Frame, Tiling
 
+_POSITION_BYTES = 4
 _LAUNCH_BYTES = 64 << 20
 """Payload of a launch, at most: the copy on the device, and the one that it is made from."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagedPart:
-    """Changes of the frames of one launch, in device memory. Nothing is live yet."""
-
-    tensors: Sequence[int]
-    frames: Sequence[int]
-    """By frame of the batch: its tensor, and its index there."""
-    batch: FrameBatch
-    staged: Staged
-    digests: Sequence[Digest]
-    """By frame: what scattering adds to its tensor's digest."""
-
-    @property
-    def changed(self) -> int:
-        return self.staged.positions.numel()
-
-    @property
-    def nbytes(self) -> int:
-        """Device memory."""
-        arrays = (self.batch.bases, self.batch.lengths, self.batch.strides, self.batch.units)
-        staged = self.staged
-        arrays += (staged.firsts, staged.changed, staged.positions, staged.old, staged.new)
-        return sum(array.nbytes for array in arrays)
-
-    def write(self, *, undo: bool) -> None:
-        """Make the new bits live, or the old ones again. Queued on the current stream."""
-        (commit.undo if undo else commit.scatter)(self.batch, self.staged)
-
-    def missing(self, *, undo: bool) -> Tensor:
-        """int32, by frame: places that do not hold the new bits, or the old ones. Queued on the current stream."""
-        return commit.missing(self.batch, self.staged, self.staged.old if undo else self.staged.new)
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceStaged:
-    """Changes of a delta in device memory: position, old and new bits. Nothing is live yet."""
+    """Changes of a delta in device memory. Nothing is live yet."""
 
-    parts: Sequence[StagedPart]
+    parts: Sequence[DevicePart]
 
     @property
     def changed(self) -> int:
-        return sum(part.changed for part in self.parts)
+        return sum(sum(part.counts) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +96,7 @@ def stage_held(
     *,
     executor: Executor | None = None,
     slab_bytes: int = SLAB_BYTES,
-) -> list[StagedPart]:
+) -> list[DevicePart]:
     """Decode a row of deltas against the held frames, which are only read; others are left out. On the current stream, and waits for it."""
     work: list[dict[int, list[CodedFrame]]] = [{} for _ in held.kinds]
     for delta in deltas:
@@ -148,9 +117,9 @@ def stage_held(
 
 def stage_whole_held(
     table: TensorTable, held: HeldFrames, whole: Callable[[int], NDArray[Any]], *, slab_bytes: int = SLAB_BYTES
-) -> list[StagedPart]:
+) -> list[DevicePart]:
     """What differs between the held frames and whole new tensors on the host, by index. On the current stream, and waits for it."""
-    parts: list[StagedPart] = []
+    parts: list[DevicePart] = []
     for kind in held.kinds:
         for rows in slabs(kind, np.arange(kind.count), slab_bytes):
             slab = Slab.of(kind, rows)
@@ -187,7 +156,7 @@ class _Staging:
     layers: dict[int, list[CodedFrame]]
     executor: Executor | None
 
-    def parts(self, slab_bytes: int) -> Iterator[StagedPart]:
+    def parts(self, slab_bytes: int) -> Iterator[DevicePart]:
         tables = DeviceTables(self.kind.anchor.device)
         once = {row: own[0] for row, own in self.layers.items() if len(own) == 1}
         alone = {row: coded for row, coded in once.items() if isinstance(coded.codec, ContextCodec)}
@@ -267,16 +236,24 @@ def _fitting(sizes: NDArray[np.int64], done: int) -> int:
     return max(1, int(np.searchsorted(sizes, before + _LAUNCH_BYTES, side="right")) - done)
 
 
-def _differing(slab: Slab) -> list[StagedPart]:
-    staged = slab.difference()
-    if not staged.positions.numel():
+def _differing(slab: Slab) -> list[DevicePart]:
+    """What the frames of a slab became, in the form that takes less; dense, the slab itself is what is staged."""
+    changed, size = slab.changed(), slab.after.element_size()
+    if not changed:
         return []
     batch, places = slab.kind.launch(slab.rows)
-    return [_part(slab.kind, slab.rows, batch, staged, change_digest(batch, staged, places))]
+    if changed * (_POSITION_BYTES + 2 * size) <= 2 * size * slab.after.numel():
+        staged = slab.difference()
+        return [_part(slab.kind, slab.rows, batch, staged, change_digest(batch, staged, places))]
+    every = np.arange(slab.rows.size)
+    sums = sweep(slab.batch(every), places) - sweep(slab.batch(every, before=True), places)
+    tensors, indices = slab.kind.tensors[slab.rows].tolist(), slab.kind.indices[slab.rows].tolist()
+    return [DensePart(tensors, indices, slab.changed_of_frames(), digests_of(sums), slab)]
 
 
-def _part(kind: Kind, rows: Rows, batch: FrameBatch, staged: Staged, sums: Tensor) -> StagedPart:
-    return StagedPart(kind.tensors[rows].tolist(), kind.indices[rows].tolist(), batch, staged, digests_of(sums))
+def _part(kind: Kind, rows: Rows, batch: FrameBatch, staged: Staged, sums: Tensor) -> DevicePart:
+    tensors, indices = kind.tensors[rows].tolist(), kind.indices[rows].tolist()
+    return SparsePart(tensors, indices, staged.changed.tolist(), digests_of(sums), batch, staged)
 
 
 def _in_tensor(kind: Kind, row: int) -> Frame:
