@@ -267,3 +267,43 @@ def test_a_write_that_fails_is_not_gone_on_from(
         do(arm, SCATTER)
     arm.settle()
     assert gate.calls[-1].startswith("fail writing version 2 failed half-way")
+
+
+@pytest.mark.parametrize(
+    ("before", "breaks"), [([HOLD, WRITE, SCATTER], "resume"), ([HOLD, WRITE, SCATTER, RESUME], "publish")]
+)
+def test_an_engine_that_cannot_go_on_when_the_agent_is_gone_says_so_and_can_be_proven(
+    arm: Answerer,
+    live: LiveWeights,
+    gate: Loop,
+    stage: Stage,
+    run: WeightRun,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[Call],
+    breaks: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the loop is gone")
+
+    do(arm, stage, READY, *before)
+    monkeypatch.setattr(gate, breaks, fail)
+    arm.settle()
+    assert "the loop is gone" in str(arm.state().failed)
+    assert "the loop is gone" in gate.calls[-1]
+    assert live.applied is not None
+    assert 2 == live.applied.version  # what was written is read back all the same
+    do(arm, Prove(id=1, version=2, digest=run.digest(2)))
+    assert "prove 2" == gate.calls[-1]
+
+
+def test_a_gate_that_breaks_when_it_is_told_to_fail_is_failed(
+    live: LiveWeights, gate: Loop, run: WeightRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise RuntimeError("no route")
+
+    arm = answerer(live, gate, run.folder)
+    monkeypatch.setattr(gate, "fail", fail)
+    with pytest.raises(RuntimeError, match="no route"):
+        do(arm, Fail(id=1, reason="in doubt"))
+    assert "in doubt" == arm.state().failed

@@ -22,8 +22,9 @@ from syncline_agent.arm.gate import OpenGate
 from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.layout import Block, Layout, row_major, shape_of
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.messages import Sweep, Swept
 from syncline_agent.arm.server import ArmServer
-from syncline_agent.engine import StageRequest
+from syncline_agent.engine import Applied, StageRequest
 
 Ask = Callable[..., StageRequest]
 QUICK = Backoff(0.01, 0.05)
@@ -854,3 +855,38 @@ def test_an_island_is_not_proven_while_its_gate_keeps_inside_what_an_undo_left_t
     assert not is_proven(server, 1)  # so that whoever follows sweeps
     assert server.sweep().proven
     assert (1, False) == (engine.gate.serves, engine.gate.withholds)
+
+
+def test_ranks_that_confirm_another_version_than_was_written_take_the_gate_out(
+    server: ArmServer, start: Callable[[int], Engine], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    for rank in engine.ranks:
+        monkeypatch.setattr(rank.live, "confirm", lambda _, live=rank.live: live.applied)
+    with pytest.raises(EngineUncertain, match="the ranks hold version 1, not 2"):
+        server.commit(2, Policy.KEEP)
+    assert engine.gate.serves is None
+    assert "publish" not in engine.gate.calls
+
+
+def test_a_sweep_tells_no_digests_of_another_version_than_it_swept(
+    server: ArmServer, start: Callable[[int], Engine], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(2)
+    assert server.wait_connected(10)
+    rank = engine.ranks[0]
+    sweep = rank.live.sweep
+
+    def then_a_write_comes() -> Applied:
+        applied = sweep()
+        rank.live.stage(ask(1, 2))
+        rank.live.ready(2)
+        rank.live.scatter(2)
+        return applied
+
+    monkeypatch.setattr(rank.live, "sweep", then_a_write_comes)
+    answer = rank.client._answerer.do(Sweep(id=1))
+    assert isinstance(answer, Swept)
+    assert (1, None) == (answer.applied.version, answer.digests)

@@ -188,3 +188,26 @@ def test_a_reason_of_any_length_and_any_bytes_can_be_said() -> None:
     assert isinstance(heard, messages.Failed)
     assert heard.message.startswith("no file ?xxx")
     assert messages.REASON_MAX == len(heard.message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("staged", {"changed": -1}),
+        ("staged", {"staged_bytes": 10**400}),
+        ("staged", {"seconds": float("inf")}),
+        ("staged", {"target": 0}),
+        ("held", {"spans": {"r-0": -7}}),
+        ("resumed", {"pause_seconds": float("nan")}),
+        ("resumed", {"pause_seconds": -0.5}),
+    ],
+)
+def test_an_answer_with_numbers_that_cannot_be_is_refused(kind: str, change: dict[str, object]) -> None:
+    answer = next(message for message in EVERY if message.type == kind)
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
+        messages.decode(json.dumps(json.loads(answer.model_dump_json()) | change).encode())
+
+
+def test_spans_of_requests_with_any_name_can_be_said() -> None:
+    said = messages.Held(id=1, spans={"r-\ud800": 7})
+    assert messages.Held(id=1, spans={"r-?": 7}) == messages.decode(messages.encode(said)[PREFIX:])

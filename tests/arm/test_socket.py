@@ -534,8 +534,9 @@ STAGED = messages.Staged(id=1, target=2, changed=1, staged_bytes=1, seconds=0.0,
         (STAGED, "rank 0 told 0 digests of the 1 bands that it holds"),
         (STAGED.model_copy(update={"digests": ["ef" * 16] * 2}), "rank 0 told 2 digests of the 1 bands"),
         (STAGED.model_copy(update={"digests": None}), "rank 0 told 0 digests of the 1 bands"),
+        (STAGED.model_copy(update={"target": 3}), "rank 0 of o staged version 3, not 2"),
     ],
-    ids=["done", "held", "too few", "too many", "none"],
+    ids=["done", "held", "too few", "too many", "none", "another"],
 )
 def test_an_answer_that_fits_no_call_commits_nothing(
     server: ArmServer, node: Path, ask: Ask, answer: messages.Answer, says: str

@@ -102,11 +102,15 @@ class Answerer:
 
     def settle(self) -> None:
         """The agent went away: bring what it left half-way to an end that is safe without it. In turn with the calls."""
+        trouble: str | None = None
         if self._writing and self._alone and self._live is not None and self._live.error is None:
             version = self._live.version
             assert version is not None  # nothing is written to weights of no version
-            self._gate_of(self._gate).resume(version)
-            self._writing, self._withheld = False, True
+            try:
+                self._gate_of(self._gate).resume(version)
+                self._writing, self._withheld = False, True
+            except Exception as error:
+                trouble = f"the engine did not go on after a write: {error}"
         if self._unconfirmed is not None and self._live is not None:
             try:
                 self._confirm(self._live, self._unconfirmed)
@@ -115,12 +119,15 @@ class Answerer:
         if not self._writing and not self._withheld:
             return
         applied = self._live.applied if self._live is not None else None
-        if self._writing or not self._alone or applied is None or not applied.proven:
-            why = self._live.error if self._live is not None else None
-            self._fail(self._gate_of(self._gate), why or "the agent went away between a write and its proof")
-        else:
-            self._gate_of(self._gate).publish()
-            self._withheld = False
+        if not self._writing and self._alone and applied is not None and applied.proven:
+            try:
+                self._gate_of(self._gate).publish()
+                self._withheld = False
+                return
+            except Exception as error:
+                trouble = f"what was computed could not be let out: {error}"
+        why = self._live.error if self._live is not None else None
+        self._fail(self._gate_of(self._gate), trouble or why or "the agent went away between a write and its proof")
 
     @property
     def recovers(self) -> bool:
@@ -162,7 +169,8 @@ class Answerer:
                 live.discard()
             case Sweep():
                 applied, holds = live.sweep(), live.holds
-                digests = None if holds is None else hexes([digest for _, digest in holds])
+                changed = live.applied != applied or live.version != applied.version  # then these are another version's
+                digests = None if holds is None or changed else hexes([digest for _, digest in holds])
                 return Swept(id=call.id, applied=applied_part(applied), digests=digests)
             case _:
                 assert_never(call)
@@ -213,8 +221,8 @@ class Answerer:
         return Done(id=call.id)
 
     def _fail(self, gate: Gate, reason: str) -> None:
+        self._failed, self._writing, self._withheld = reason, False, False  # also where the gate cannot do it
         gate.fail(reason)
-        self._failed, self._writing, self._withheld = reason, False, False
 
     def _gate_of(self, gate: Gate | None) -> Gate:
         if gate is None:

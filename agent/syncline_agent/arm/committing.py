@@ -113,6 +113,8 @@ class Commit:
         held = {(c.applied.version, c.applied.digest) for c in confirmed}
         if len(held) != 1:
             raise EngineUncertain(f"ranks hold different versions: {sorted(held)}")
+        if confirmed[0].applied.version != target:
+            raise EngineUncertain(f"the ranks hold version {confirmed[0].applied.version}, not {target}")
         for rank in self._ranks:
             staged, rank.staged = rank.staged, None
             if staged is not None and staged[0] == target and not self._undo:

@@ -33,6 +33,8 @@ def _sayable(text: object) -> object:
 Reason = Annotated[str, BeforeValidator(_sayable)]
 Label = Annotated[str, StringConstraints(max_length=256)]
 Index = Annotated[int, Field(ge=0, le=DIMENSION_MAX)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Message(BaseModel):
@@ -215,10 +217,10 @@ class Staged(_Message):
 
     type: Literal["staged"] = "staged"
     id: int
-    target: int
-    changed: int
-    staged_bytes: int
-    seconds: float
+    target: Version
+    changed: Count
+    staged_bytes: Count
+    seconds: Seconds
     digests: list[Hex16] | None
 
 
@@ -229,7 +231,7 @@ class Confirmed(_Message):
 
 
 class Swept(_Message):
-    """`digests` as in `staged`, of what is applied."""
+    """`digests` as in `staged`, of what is applied; null, too, when a commit came meanwhile."""
 
     type: Literal["swept"] = "swept"
     id: int
@@ -240,13 +242,13 @@ class Swept(_Message):
 class Held(_Message):
     type: Literal["held"] = "held"
     id: int
-    spans: dict[str, int]
+    spans: dict[Reason, Count]
 
 
 class Resumed(_Message):
     type: Literal["resumed"] = "resumed"
     id: int
-    pause_seconds: float
+    pause_seconds: Seconds
 
 
 class Done(_Message):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
-from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused, SynclineError
+from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused, ProtocolViolation, SynclineError
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm import messages
 from syncline_agent.arm.connected import ask_all
@@ -66,6 +66,9 @@ def checked(members: Members) -> Applied | None:
 def check_staged(members: Members, request: StageRequest, answers: Sequence[messages.Staged]) -> None:
     """What all ranks staged is the target: DigestMismatch, naming who differs, LayoutRefused for what nobody holds. Ranks
     that hold it whole have seen to it themselves."""
+    for rank, answer in zip(members.ranks, answers, strict=True):
+        if answer.target != request.target:
+            raise ProtocolViolation(f"{rank} staged version {answer.target}, not {request.target}")
     changed = [answer.changed for answer in answers]
     if members.shares.is_whole:
         if len(set(changed)) != 1 and request.checkpoint is None:
