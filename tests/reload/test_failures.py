@@ -77,6 +77,19 @@ def test_what_is_refused_before_a_write_lets_the_engine_go_on_as_it_was(world: A
     assert world.holds(2)
 
 
+def test_a_pause_that_comes_after_its_resume_does_not_leave_an_engine_standing(world: Any) -> None:
+    world.follow(1)
+    staged(world, 2)
+    world.server.breaks["/pause"] = hangs_up
+    with pytest.raises(EngineUnavailable, match="did not answer"):
+        world.engine.commit(2, Policy.DRAIN)
+    assert world.server.paths[-1] == "/resume"
+    world.server.paused = True  # it drained, and nobody waited for it any more
+    world.aim(pinned=1)
+    status = world.rest(1)
+    assert (True, False, True) == (status.in_service, world.server.paused, world.holds(1))
+
+
 @pytest.mark.parametrize("failure", [answers(500), hangs_up], ids=["500", "hangs up"])
 def test_a_load_of_unknown_outcome_leaves_the_engine_standing_until_it_is_loaded_again(
     world: Any, failure: Callable[[Call], Reply | None]

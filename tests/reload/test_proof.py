@@ -130,3 +130,12 @@ def test_a_parameter_of_unknown_making_is_named(checkpoint: Checkpoint) -> None:
     parameters = loaded(checkpoint)
     parameters[f"{LAYER}.self_attn.kv_b_proj.derived"] = np.zeros(4, np.uint16)
     assert "kv_b_proj.derived" in (verdict(checkpoint, said([parameters])) or "")
+
+
+def test_a_rank_of_a_number_that_no_engine_has_is_not_counted_up_to(checkpoint: Checkpoint) -> None:
+    parameters = loaded(checkpoint)
+    missing = parameters.pop(f"{LAYER}.self_attn.o_proj.weight")
+    norm = hashlib.sha256(parameters["model.norm.weight"].tobytes()).hexdigest()
+    checks = said([parameters]) | {"dp0:pp0:pcp0:tp99999999999:model.norm.weight": norm}
+    assert missing.size
+    assert verdict(checkpoint, checks) is not None

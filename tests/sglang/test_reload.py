@@ -160,3 +160,13 @@ def test_a_body_that_is_not_taken_is_a_refusal(node: Node) -> None:
 def test_older_servers_say_their_version_elsewhere(node: Node) -> None:
     del node.server.routes["GET", "/model_info"]
     assert node.engine.describe().error is None
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"ranks": None}, {"ranks": 7}, {"ranks": ["no"]}, {"ranks": [{"checksums": [1]}]}, "no JSON"]
+)
+def test_checksums_of_another_form_are_none_and_keep_no_engine_from_going_on(node: Node, body: object) -> None:
+    node.server.breaks["/weights_checker"] = lambda _: Reply(200, body)
+    node.stage(2)
+    node.engine.commit(2, Policy.KEEP)
+    assert (True, False) == (node.holds(2), node.server.paused)

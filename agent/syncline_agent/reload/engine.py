@@ -32,6 +32,7 @@ from syncline.versions import Policy
 from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult
 from syncline_agent.reload import proof
 from syncline_agent.reload.base import Reloading
+from syncline_agent.reload.routes import AnswerLost
 from syncline_agent.reload.served import Served, ServedFile, fingerprint, stamp_of
 
 
@@ -171,6 +172,9 @@ class ReloadEngine:
             self._routes.load(self._place.told(staged.folder), served.stamp)
         except EngineUncertain:
             raise  # it stays paused: what it holds is no version for sure
+        except AnswerLost:
+            self._back_to(None)  # the engine may come to this pause after it was resumed: a reload ends it for sure
+            raise
         except SynclineError:
             self._back_to(before)
             raise
@@ -187,7 +191,8 @@ class ReloadEngine:
         return CommitResult(request.target, request.target_digest, pause_seconds)
 
     def _back_to(self, before: Served | None) -> None:
-        """Nothing was changed: let the engine go on. Where it does not, what was noted stays and it is loaded again."""
+        """Nothing was changed: let the engine go on with what it had. Where it does not, or nobody knows (None), what was
+        noted stays and it is loaded again."""
         try:
             self._routes.resume()
         except SynclineError as error:

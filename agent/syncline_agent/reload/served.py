@@ -7,12 +7,12 @@ An engine only knows the stamp that it was given. This record says which version
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from syncline.checkpoint.durable import write_durably
 from syncline_agent.engine import Applied
 
 RECORD_MAX_BYTES = 64 << 10
@@ -69,9 +69,4 @@ class ServedFile:
 
     def write(self, served: Served) -> None:
         """Whole or not at all, and before this returns: what follows may leave the engine in doubt."""
-        part = self._path.with_name(f".{self._path.name}.part")
-        with part.open("wb") as file:
-            file.write(served.model_dump_json().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._path)
+        write_durably(self._path, served.model_dump_json().encode())

@@ -83,8 +83,7 @@ class SglangReloading:
         ranks = done(answer, "give checksums of its weights").get("ranks")
         if not isinstance(ranks, list):
             return None
-        return {
-            f"{rank}:{name}": str(check)
-            for rank, told in enumerate(ranks)
-            for name, check in (told.get("checksums") or {}).items()
-        }
+        told = [rank.get("checksums") if isinstance(rank, dict) else None for rank in ranks]
+        if not all(isinstance(checks, dict) for checks in told):
+            return None
+        return {f"{rank}:{name}": str(check) for rank, checks in enumerate(told) for name, check in checks.items()}
