@@ -1,0 +1,66 @@
+"""Held frames as arrays are launched as the same frames are one by one, and geometry that does not fit is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncline.delta.device.held import HeldFrame, HeldFrames
+from syncline.kernels.gpu.batch import FrameBatch
+from syncline.kernels.gpu.digest import TensorPlaces
+from syncline.wire.digest import seeds
+from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline.wire.tiling import Frame, Tiling
+
+TILING = Tiling(min_units=8, max_units=64, ways=4)
+TABLE = TensorTable(tensors=[TensorSpec(name=name, dtype="BF16", shape=[16, 12], axis=1) for name in ("a", "b")])
+
+
+def held(tensor: int, index: int, store: int, base: int, stride: int) -> HeldFrame:
+    frame = TABLE.tensors[tensor].grid(TILING).frame(index)
+    return HeldFrame(tensor, index, frame, store, Frame(base, frame.runs, frame.length, stride))
+
+
+@settings(max_examples=60)
+@given(
+    shifts=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    places=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 40), st.sampled_from([3, 8, 12, 16])), min_size=1, max_size=8
+    ),
+    data=st.data(),
+)
+def test_any_frames_are_launched_as_each_by_itself(shifts, places, data: st.DataObject) -> None:
+    stores = [torch.arange(400, dtype=torch.int16)[shift:] for shift in shifts]
+    count = TABLE.tensors[0].grid(TILING).count
+    keys = [(tensor, index) for tensor in (0, 1) for index in range(count)][: len(places)]
+    frames = [held(*key, store, base, stride) for key, (store, base, stride) in zip(keys, places, strict=False)]
+    (kind,) = HeldFrames.of(TABLE, TILING, stores, frames).kinds
+    rows = data.draw(st.lists(st.sampled_from(range(len(frames))), min_size=1, unique=True))
+    batch, places_there = kind.launch(torch.tensor(rows).numpy())
+    wanted = FrameBatch.of([kind.anchor, *stores], [(1 + frames[row].store, frames[row].there) for row in rows])
+    for name in ("bases", "lengths", "strides", "units"):
+        assert getattr(wanted, name).tolist() == getattr(batch, name).tolist()
+    assert wanted.walk == batch.walk
+    names = [TABLE.tensors[frames[row].tensor].name for row in rows]
+    in_tensor = TensorPlaces.of(
+        [(seeds(name), frames[row].frame) for name, row in zip(names, rows, strict=True)], kind.anchor.device
+    )
+    assert in_tensor.flat == places_there.flat
+    for name in ("seeds", "bases", "lengths", "strides"):
+        assert getattr(in_tensor, name).tolist() == getattr(places_there, name).tolist()
+    for row in rows:
+        there, store = frames[row].there, stores[frames[row].store]
+        expected = [int(store[there.offset(position)]) for position in range(there.units)]
+        assert expected == kind.view(row).reshape(-1).tolist()
+
+
+def test_a_frame_that_does_not_fit_its_store_is_refused() -> None:
+    stores = [torch.zeros(60, dtype=torch.int16)]
+    for wrong in (held(0, 0, 0, 30, 3), held(0, 0, 0, -1, 3), held(0, 0, 0, 0, 4)):
+        with pytest.raises(ValueError, match="in store 0 of 60 units does not hold"):
+            HeldFrames.of(TABLE, TILING, stores, [wrong])
+    with pytest.raises(ValueError, match="no flat row"):
+        two = [torch.zeros(60, dtype=torch.int16), torch.zeros(120, dtype=torch.int16)[::2]]
+        HeldFrames.of(TABLE, TILING, two, [held(0, 0, 0, 0, 3), held(0, 1, 1, 0, 3)])
