@@ -29,6 +29,8 @@ from syncline_agent.vllm.settings import VllmSettings
 
 LAYOUTS = "layouts"
 """Beside the socket: layouts that were probed before."""
+OF_ONE_START = ("IDENT", "BUFFER_NAME", "HOST", "PORT", "LOG")
+"""In the names of variables that vLLM sets anew for each start, or that change nothing."""
 STABLE = (bool, int, float, str)
 BUSY_S = 600.0
 """How long the load waits for an agent that writes to the checkpoint."""
@@ -149,7 +151,11 @@ class Arming:
 def engine_of(vllm_config: Any, model: torch.nn.Module) -> dict[str, object]:
     """All that can change where vLLM's loader puts things: its release, its configuration, its environment, this rank."""
     rank = look_up("vllm.distributed", "get_world_group")().rank
-    environ = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "SYNCLINE_VLLM_"))}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("VLLM_", "SYNCLINE_VLLM_")) and not any(part in name for part in OF_ONE_START)
+    }
     parts = ("model_config", "parallel_config", "load_config", "quant_config", "lora_config", "device_config")
     return {
         "syncline": version("syncline"),
