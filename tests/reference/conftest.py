@@ -64,6 +64,7 @@ class TinyRun:
 
     node: Path
     run: WeightRun
+    config: ModelConfig = CONFIG
 
     @property
     def checkpoint(self) -> Path:

@@ -28,6 +28,14 @@ def test_a_port_in_use_ends_the_engine_with_status_2_and_a_message(
     assert f"syncline_agent.reference: cannot listen at 127.0.0.1:{port}: " in capsys.readouterr().err
 
 
+def test_a_device_that_is_not_one_for_each_rank_ends_the_engine_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--checkpoint", str(tmp_path / "c"), "--socket", str(tmp_path / "s"), "--tp", "2"]
+    assert 2 == main([*arguments, "--device", "cuda:1"])
+    assert "device cuda:1 is not one for each of 2 ranks; say cpu or cuda" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [("--socket", "/" + "s" * 107), ("--port", "-1"), ("--slots", "0"), ("--sweep-interval", "0")],

@@ -3,17 +3,19 @@
     --checkpoint DIR   the node's checkpoint; waited for
     --socket PATH      the agent's arm socket; connected to, again and again
     --port N           HTTP (0: any free port; it is logged)
+    --tp N             ranks, each a process (and a GPU with --device cuda) that holds its part of the weights
 
-Ends on SIGTERM or SIGINT. Exit status 0 then, 2 for arguments that cannot be used.
+Ends on SIGTERM or SIGINT. Exit status 0 then, 2 for arguments that cannot be used, 1 when a rank ended by itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,10 @@ from syncline.metrics import Metrics
 from syncline_agent.flags import port, seconds, socket_path, whole
 from syncline_agent.listening import listen
 from syncline_agent.reference.engine import EngineSettings, ReferenceEngine
+from syncline_agent.reference.orders import ProcessSettings
+from syncline_agent.reference.ranks import ALONE, Others
 from syncline_agent.reference.server import EngineServer
+from syncline_agent.reference.spawning import RankProcesses
 
 GOODBYE_S = 5.0
 """What answers in flight get when the process ends."""
@@ -53,19 +58,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         token_file=flags.token_file,
     )
     log = logger("engine", pool=flags.pool, pod=flags.pod)
-    engine = ReferenceEngine(settings, clock=clock, randomness=randomness, metrics=metrics, log=log)
-    server = EngineServer(engine, clock=clock, randomness=randomness, metrics=metrics)
+    process = ProcessSettings(flags.threads, flags.log_format, flags.log_level)
+    end = _End()
+    others: Others = ALONE
     try:
-        asyncio.run(_serve(engine, server, host=flags.host, port=flags.port, log=log))
+        if flags.tp > 1:
+            others = RankProcesses(flags.tp, settings, process, lost=end, log=log)
+        engine = ReferenceEngine(settings, clock=clock, randomness=randomness, metrics=metrics, log=log, others=others)
+        server = EngineServer(engine, clock=clock, randomness=randomness, metrics=metrics)
+        asyncio.run(_serve(engine, server, host=flags.host, port=flags.port, end=end, log=log))
     except Rejected as error:
         print(f"syncline_agent.reference: {error}", file=sys.stderr)
+        others.stop()
         return 2
-    return 0
+    if end.lost is None:
+        return 0
+    print(f"syncline_agent.reference: {end.lost}", file=sys.stderr, flush=True)
+    others.stop()
+    os._exit(1)  # a thread that waits in a sum for a rank that is gone cannot be joined
+
+
+class _End:
+    """That the engine cannot go on, said from any thread at any time."""
+
+    def __init__(self) -> None:
+        self.lost: str | None = None
+        self._tell: Callable[[], object] = lambda: None
+
+    def __call__(self, reason: str) -> None:
+        self.lost = reason
+        self._tell()
+
+    def tell(self, tell: Callable[[], object]) -> None:
+        """Call this when it is so."""
+        self._tell = tell
+        if self.lost is not None:
+            tell()
 
 
 async def _serve(
-    engine: ReferenceEngine, server: EngineServer, *, host: str, port: int, log: FilteringBoundLogger
+    engine: ReferenceEngine,
+    server: EngineServer,
+    *,
+    host: str,
+    port: int,
+    end: _End,
+    log: FilteringBoundLogger,
 ) -> None:
+    """Until told to stop, or until the engine cannot go on; then it is left as it is."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,8 +116,10 @@ async def _serve(
     try:
         log.info("engine listening", address="{}:{}".format(*await listen(runner, host, port)))
         engine.start()
+        end.tell(lambda: loop.call_soon_threadsafe(stop.set))
         await stop.wait()
-        await asyncio.to_thread(engine.stop)
+        if end.lost is None:
+            await asyncio.to_thread(engine.stop)
     finally:
         await runner.cleanup()
     log.info("engine stopped")
@@ -101,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pod", "pod-0", "this engine's name in the pool")
     add("--model", "syncline-reference", "name in the OpenAI API")
     add("--device", "cpu", "torch device: cpu or cuda")
-    add("--threads", "1", "torch threads", type=whole(1))
+    add("--tp", "1", "ranks of this engine, each a process that holds its part of the weights", type=whole(1))
+    add("--threads", "1", "torch threads, of each rank", type=whole(1))
     add("--slots", "32", "sequences that generate at once", type=whole(1))
     parser.add_argument("--max-len", type=whole(1), help="tokens of prompt and answer (default what the model allows)")
     add("--sweep-interval", "600", "seconds between two sweeps of live memory", type=seconds)

@@ -14,22 +14,24 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
-from syncline.errors import CheckpointBusy, DigestMismatch, SourceNotReady
+from syncline.errors import CheckpointBusy, SourceNotReady
 from syncline.metrics import Metrics
+from syncline_agent.arm.answering import UNPROVEN
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.reference.loading import Loaded, Place, load
 from syncline_agent.reference.model import Decoder
+from syncline_agent.reference.ranks import ALONE, Others
 from syncline_agent.reference.requests import NO_TOKENIZER, Limits
 from syncline_agent.reference.scheduler import Scheduler
 from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience
+from syncline_agent.reference.sweeps import sweep
 
 LOOK_S = 0.1
 """Between two looks for a checkpoint that is not there yet."""
+WAITING = "waiting for the checkpoint"
 RETRY_S = 2.0
 """Between two tries to load one that cannot be read."""
-SWEEP_REST = 4.0
-"""A periodic sweep rests this many times as long as it works, so that generation keeps the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,14 @@ class ReferenceEngine:
         randomness: random.Random,
         metrics: Metrics,
         log: FilteringBoundLogger,
+        others: Others = ALONE,
     ) -> None:
+        """`others`: the ranks beside this one, which is the first."""
         self.settings = settings
+        self._others = others
         self._clock, self._random, self._metrics, self._log = clock, randomness, metrics, log
         self._running: Running | None = None
-        self._waiting = "waiting for the checkpoint"
+        self._waiting = WAITING if others.ways == 1 else f"waiting for {others.ways - 1} other ranks"
         """While nothing is loaded: for what, and why."""
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
@@ -106,19 +111,27 @@ class ReferenceEngine:
         if self._running is not None:
             self._running.arm.stop()
             self._running.scheduler.stop()
+        self._others.stop()
 
     def _keep(self) -> None:
         found = self._load()
         if found is None:
             return
         (loaded, decoder), settings = found, self.settings
-        live = loaded.live
+        live, others = loaded.live, self._others
         scheduler = Scheduler(
-            decoder, live, clock=self._clock, metrics=self._metrics, patience=settings.patience, log=self._log
+            decoder,
+            live,
+            clock=self._clock,
+            metrics=self._metrics,
+            patience=settings.patience,
+            doubt=lambda: others.doubt,
+            failed=None if live.is_whole else UNPROVEN,
+            log=self._log,
         )
         arm = ArmClient(
             settings.socket,
-            ArmIdentity("reference", settings.pool, settings.pod),
+            ArmIdentity("reference", settings.pool, settings.pod, 0, others.ways),
             live,
             scheduler,
             randomness=self._random,
@@ -130,17 +143,27 @@ class ReferenceEngine:
         limits = Limits(settings.model, loaded.config.vocab, decoder.max_len, loaded.tokenizer)
         scheduler.start()
         arm.start()
+        others.serve()
         self._running = Running(live, scheduler, arm, limits)
         while not self._stopping.wait(settings.sweep_interval_s):
-            self._sweep(live, arm)
+            sweep(live, arm, pool=settings.pool, clock=self._clock, metrics=self._metrics, log=self._log)
 
     def _load(self) -> tuple[Loaded, Decoder] | None:
         """Weights, as soon as there are any, and what computes with them; None when told to stop first."""
-        settings = self.settings
+        settings, others = self.settings, self._others
+        try:
+            others.join()
+        except Exception as error:
+            others.broke(error)
+            return None
+        self._waiting = WAITING
+        device = settings.device if others.ways == 1 or settings.device == "cpu" else f"{settings.device}:0"
+        place = Place(device, 0, others.ways)
         while not self._stopping.is_set():
             try:
-                loaded = load(settings.checkpoint, place=Place(settings.device), clock=self._clock)
-                decoder = Decoder(loaded.config, loaded.network, slots=settings.slots, max_len=settings.max_len)
+                loaded = load(settings.checkpoint, place=place, clock=self._clock, others=others.loading())
+                network, slots, max_len = loaded.network, settings.slots, settings.max_len
+                decoder = Decoder(loaded.config, network, slots=slots, max_len=max_len, ranks=others)
             except (SourceNotReady, CheckpointBusy) as error:
                 waiting = f"waiting for the checkpoint, which the agent writes: {error}"
                 if self._waiting != waiting:
@@ -157,7 +180,8 @@ class ReferenceEngine:
                 applied = loaded.live.applied
                 assert applied is not None
                 if loaded.live.error is None:
-                    self._log.info("weights proven", version=applied.version, digest=applied.digest)
+                    said = "weights proven" if applied.proven else "weights loaded"
+                    self._log.info(said, version=applied.version, digest=applied.digest)
                 else:
                     self._log.error("weights refused", version=applied.version, reason=loaded.live.error)
                     self._metrics.digest_failures.labels(
@@ -165,18 +189,3 @@ class ReferenceEngine:
                     ).inc()
                 return loaded, decoder
         return None
-
-    def _sweep(self, live: LiveWeights, arm: ArmClient) -> None:
-        began = self._clock.monotonic()
-        try:
-            applied = live.sweep(rest=SWEEP_REST)
-            self._log.info("sweep matched", version=applied.version)
-        except DigestMismatch as error:
-            self._log.error("sweep failed", reason=str(error))
-            view = live.applied.view if live.applied else ""
-            self._metrics.digest_failures.labels(run="", view=view, pool=self.settings.pool, phase="sweep").inc()
-        except Exception:  # a device without room for a slice: the next sweep must come all the same
-            self._log.exception("sweep did not end")
-        finally:
-            self._metrics.sweep_seconds.observe(self._clock.monotonic() - began)
-            arm.notify()

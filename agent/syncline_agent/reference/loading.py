@@ -7,7 +7,7 @@ slices, and none lets go of the folder before all have read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from syncline_agent.reference.tokenizer import CharacterTokenizer
 from syncline_agent.reference.weights import read_json
 
 CONFIG = "config.json"
+NOBODY = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,15 @@ class Loaded:
     live: LiveWeights
 
 
-def load(folder: Path, *, place: Place, clock: Clock, others: Callable[[], None] | None = None) -> Loaded:
+def load(folder: Path, *, place: Place, clock: Clock, others: AbstractContextManager[object] = NOBODY) -> Loaded:
     """Load, and prove what is held whole. SourceNotReady while the folder holds no version; other errors of its files as
-    they are. `others` is called before the folder is let go: there the first rank has the others load.
+    they are. In `others`, which is left before the folder is let go, other ranks load as well.
 
     Memory that does not prove is returned all the same: `live` is then out of service and says why, and an agent can
     make it whole.
     """
     checkpoint = Checkpoint.open(folder)
-    with checkpoint.reading():
+    with checkpoint.reading(), others:
         marker = checkpoint.marker
         assert marker is not None  # `reading` refuses a folder without one
         table, tiling = checkpoint.table, marker.tiling.tiling
@@ -63,8 +64,6 @@ def load(folder: Path, *, place: Place, clock: Clock, others: Callable[[], None]
         parameters.fill(checkpoint.units)
         memory = memory_of_stores(parameters.layout(), tiling, parameters.flat_stores(), loaded=checkpoint.units)
         characters = CharacterTokenizer.load(folder) if (folder / tokenizer.FILE).exists() else None
-        if others is not None:
-            others()
     live = LiveWeights(table, tiling, memory, clock=clock)
     live.warm_up()
     try:

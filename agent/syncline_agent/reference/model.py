@@ -119,8 +119,15 @@ class Decoder:
                 raise Rejected(
                     f"forward got {what} {min(values)}..{max(values)}, this decoder has {what}s 0..{limit - 1}"
                 )
+        self._ranks.step(tokens, slots, positions)
+        try:
+            return self._feed(tokens, slots, positions)
+        except Exception as error:
+            self._ranks.broke(error)
+            raise
+
+    def _feed(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         ranks, network, config = self._ranks, self.network, self.config
-        ranks.step(tokens, slots, positions)
         rows, seen = len(tokens), max(positions) + 1
         for restarted in {s for s, p in zip(slots, positions, strict=True) if p == 0}:
             self._keys[:, restarted] = 0  # a masked NaN of the slot's last sequence would still spoil the sums

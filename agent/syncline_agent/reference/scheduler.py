@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from structlog.typing import FilteringBoundLogger
@@ -44,8 +44,11 @@ class Scheduler:
         metrics: Metrics,
         patience: Patience = DEFAULT_PATIENCE,
         waiting_max: int = 1024,
+        doubt: Callable[[], str | None] = lambda: None,
+        failed: str | None = None,
         log: FilteringBoundLogger | None = None,
     ) -> None:
+        """`doubt`: why what other ranks hold must not be computed with; `failed`: why nothing is served before `prove`."""
         self._decoder = decoder
         self._live = live
         self._metrics = metrics
@@ -59,7 +62,8 @@ class Scheduler:
         self._aborted: set[Choice] = set()
         self._held: list[tuple[Choice, Output]] | None = None
         """What was computed since a write, until `publish`."""
-        self._failed: str | None = None
+        self._doubt = doubt
+        self._failed = failed
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
@@ -76,7 +80,7 @@ class Scheduler:
     @property
     def error(self) -> str | None:
         """Why nothing is served, in words."""
-        return self._live.error or self._failed
+        return self._live.error or self._doubt() or self._failed
 
     @property
     def load(self) -> tuple[int, int]:
@@ -164,7 +168,7 @@ class Scheduler:
 
     @property
     def _in_service(self) -> bool:
-        return self._live.in_service and self._failed is None
+        return self._live.in_service and self._failed is None and self._doubt() is None
 
     def _spans(self) -> Mapping[str, int]:
         return {choice.request_id: len(choice.tokens) for choice in self._active}
