@@ -564,3 +564,24 @@ def test_a_write_that_fails_half_way_and_is_undone_while_a_sweep_walks_does_not_
     assert not slow.sweep(rest=1.0, slice_units=100).proven
     assert same(memory, run.weights(1))
     assert slow.sweep().proven
+
+
+def test_two_sweeps_that_have_come_equally_far_are_two(
+    run: WeightRun, memory: Weights, live: LiveWeights, ask: Ask
+) -> None:
+    """One stands behind the last slice of a tensor when another passes it, and then a commit comes."""
+    last: list[int] = []
+
+    def pass_and_commit(slept: int) -> None:
+        walks = slow._walks._under_way
+        if not last and walks and walks[0].done == len(slow._memory.parts(walks[0].tensor)):
+            last.append(slept)
+            with pytest.raises(DigestMismatch, match="nothing was written"):
+                slow.stage(ask(1, 2, target_digest=run.digest(3)))  # refused, and memory is looked at for it
+            slow.stage(ask(1, 2))
+            commit(slow, 2)
+
+    slow = slowly(run, memory, Sleeper(pass_and_commit))
+    assert slow.sweep(rest=1.0, slice_units=100).proven
+    assert last
+    assert [] == slow._walks._under_way

@@ -426,6 +426,16 @@ def test_an_arm_that_comes_again_and_again_is_said_once_a_reason(node: Path, con
     assert 2 == len(turned_away)
 
 
+@pytest.mark.parametrize("left", [b"", b"\n"])
+def test_a_token_file_without_a_token_lets_nobody_in(node: Path, connect: Callable[..., Rank], left: bytes) -> None:
+    (node / "arm.token").write_bytes(left)
+    with ArmServer(node / "arm.sock") as server:
+        token = (node / "arm.token").read_text().strip()
+        assert 64 == len(token)
+        connect()
+        assert server.wait_connected(5)  # who can read the new one is let in
+
+
 def test_a_token_file_of_garbage_is_refused_by_name_when_the_agent_starts(node: Path) -> None:
     (node / "arm.token").write_bytes(b"\xff\xfe")
     with pytest.raises(ProtocolViolation, match=r"arm\.token holds no token"):

@@ -248,7 +248,10 @@ class ArmServer:
 
 def _token(file: Path) -> str:
     try:
-        return file.read_text("ascii").strip()
+        told = file.read_text("ascii").strip()
+        if told:
+            return told
+        file.unlink()  # an agent died while it made it: nobody may be let in by knowing nothing
     except UnicodeDecodeError as error:
         raise ProtocolViolation(f"{file} holds no token ({error.reason}); remove it, and one is made") from error
     except FileNotFoundError:

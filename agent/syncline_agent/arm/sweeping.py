@@ -15,9 +15,9 @@ from syncline.wire.digest import Digest
 from syncline_agent.arm.memory import Changes, Memory
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Walk:
-    """A sweep's way through one tensor."""
+    """A sweep's way through one tensor: no other that has come equally far."""
 
     tensor: int
     found: list[Digest]
