@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline.clock import SystemClock
-from syncline.errors import EngineUnavailable, EngineUncertain, ProtocolViolation
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, ProtocolViolation
 from syncline.logs import logger
 from syncline.testing.weight_run import WeightRun, Weights
 from syncline.versions import Policy
@@ -307,3 +307,34 @@ def test_a_gate_that_breaks_when_it_is_told_to_fail_is_failed(
     with pytest.raises(RuntimeError, match="no route"):
         do(arm, Fail(id=1, reason="in doubt"))
     assert "in doubt" == arm.state().failed
+
+
+def test_what_is_in_doubt_does_not_leave_whoever_asks(
+    arm: Answerer, live: LiveWeights, gate: Loop, stage: Stage
+) -> None:
+    do(arm, stage, READY, HOLD, WRITE, SCATTER, RESUME, CONFIRM)
+    stores_of(live)[live.table.index["e.ids"]][:] = 7
+    with pytest.raises(DigestMismatch):
+        live.sweep()  # the engine's own
+    with pytest.raises(EngineUnavailable, match="not proven"):
+        do(arm, PUBLISH)
+    assert "publish" not in gate.calls
+
+
+@pytest.mark.parametrize(
+    "under_way", [[HOLD, WRITE], [HOLD, WRITE, SCATTER], [HOLD, WRITE, SCATTER, RESUME]], ids=lambda v: v[-1].type
+)
+def test_a_failed_gate_does_not_recover_while_its_weights_are_changed(
+    arm: Answerer, gate: Loop, stage: Stage, under_way: list[Call]
+) -> None:
+    do(arm, Fail(id=1, reason="in doubt"))
+    assert arm.recovers
+    do(arm, stage, READY, *under_way)
+    assert not arm.recovers
+    arm.recover()  # a sweep of the engine's own ended
+    assert not [call for call in gate.calls if call.startswith("prove")]
+    assert "in doubt" == arm.state().failed
+    arm.settle()  # and then the agent goes away
+    arm.recover()
+    assert gate.calls[-1].startswith("prove")
+    assert arm.state().failed is None

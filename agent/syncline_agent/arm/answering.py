@@ -131,8 +131,10 @@ class Answerer:
 
     @property
     def recovers(self) -> bool:
-        """Alone with all weights, which have proven themselves: a gate that failed need not wait for an agent to say so."""
-        return self._alone and self._failed is not None and self._live is not None and self._live.in_service
+        """Alone with all weights, which have proven themselves: a gate that failed need not wait for an agent to say so,
+        unless one is changing them."""
+        idle = not self._writing and not self._withheld and self._unconfirmed is None
+        return idle and self._alone and self._failed is not None and self._live is not None and self._live.in_service
 
     def recover(self) -> None:
         """Be in service again, if that is so. In turn with the calls."""
@@ -210,6 +212,8 @@ class Answerer:
             case Publish():
                 if self._unconfirmed is not None:
                     raise EngineUnavailable("what was written was not read back; nothing leaves")
+                if self._live is not None and not self._live.in_service:
+                    raise EngineUnavailable("what is held here is not proven; nothing leaves")
                 gate.publish()
                 self._withheld = False
             case Release():
