@@ -145,11 +145,13 @@ class Streamed:
 class Traffic:
     """Requests that follow each other until the block ends, and what became of them."""
 
-    def __init__(self, server: VllmServer, prompts: list[list[int]], tokens: int) -> None:
-        self._server, self._tokens = server, tokens
+    def __init__(self, server: VllmServer, prompts: list[list[int]]) -> None:
+        self._server = server
         self._stopping = threading.Event()
-        self._readers = [threading.Thread(target=self._read, args=(prompt,)) for prompt in prompts]
-        self._readers.append(threading.Thread(target=self._read_spans, args=(prompts[0],)))
+        lengths = [700 + 400 * n for n in range(len(prompts))]  # not all of them begin and end at once
+        asked = zip(prompts, lengths, strict=True)
+        self._readers = [threading.Thread(target=self._read, args=request) for request in asked]
+        self._readers.append(threading.Thread(target=self._read_spans, args=(prompts[0], 500)))
         self.streamed: list[Streamed] = []
         self.spans: list[list[dict[str, Any]]] = []
         """Of each request that was answered at once: which version drew which tokens."""
@@ -165,13 +167,15 @@ class Traffic:
             reader.join(120)
             assert not reader.is_alive()
 
-    def _read(self, prompt: list[int]) -> None:
+    def _read(self, prompt: list[int], tokens: int) -> None:
         while not self._stopping.is_set():
-            self.streamed.append(self._server.stream(prompt, self._tokens))
+            streamed = self._server.stream(prompt, tokens)
+            assert streamed.finish != "length" or tokens == len(streamed.tokens)
+            self.streamed.append(streamed)
 
-    def _read_spans(self, prompt: list[int]) -> None:
+    def _read_spans(self, prompt: list[int], tokens: int) -> None:
         while not self._stopping.is_set():
-            answer = self._server.generate(prompt, self._tokens)
+            answer = self._server.generate(prompt, tokens)
             if answer["finish_reason"] == "length":
                 self.spans.append(answer["weight_versions"])
 
@@ -179,7 +183,9 @@ class Traffic:
 class VllmServer:
     """One vLLM process on the checkpoint of a node."""
 
-    def __init__(self, checkpoint: Path, log: Path, environ: Mapping[str, str], ranks: int = 1) -> None:
+    def __init__(
+        self, checkpoint: Path, log: Path, environ: Mapping[str, str], ranks: int = 1, executor: str = "mp"
+    ) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             port = free.getsockname()[1]
         flags = {
@@ -190,6 +196,7 @@ class VllmServer:
             "--dtype": "bfloat16",
             "--max-model-len": "2048",
             "--tensor-parallel-size": str(ranks),
+            "--distributed-executor-backend": executor,
         }
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--enable-scale-out"]
         self.log = log
@@ -278,6 +285,8 @@ class VllmServer:
         self.http.close()
 
 
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Core and worker in one process: what vLLM takes for one GPU. Spelled out, since for the CPU it changes its short name."""
 PROMPTS = [[5, 6, 7], [500, 3, 9, 77, 41], list(range(100, 240))]
 """The last one fills a block of the prefix cache."""
 
@@ -359,7 +368,7 @@ class Fleet:
             self.agent.kill()
             self.agent.wait(10)
 
-    def start_server(self, ranks: int = 1, **environ: str) -> VllmServer:
+    def start_server(self, ranks: int = 1, executor: str = "mp", **environ: str) -> VllmServer:
         """vLLM on the node's checkpoint, as soon as the agent has brought that."""
         self.wait(lambda: (self.node / "checkpoint/.syncline/marker.json").exists() or None, "a checkpoint")
         armed = {"SYNCLINE_ARM_SOCKET": str(self.node / "arm.sock"), "SYNCLINE_POOL": "p", "SYNCLINE_POD": "n"}
@@ -451,6 +460,11 @@ def fleet(tmp_path: Path, vllm_python: Path) -> Iterator[Fleet]:
     fleet.target()
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def one_process() -> str:
+    return ONE_PROCESS
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.timeout(900)
 def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
-    fleet: Any, prompts: list[list[int]], traffic: Any
+    fleet: Any, prompts: list[list[int]], traffic: Any, one_process: str
 ) -> None:
     drawn: dict[int, list[list[int]]] = {}
 
@@ -19,55 +19,60 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
         assert path == status["apply_path"]
         drawn[version] = [server.complete(prompt) for prompt in prompts]
 
-    # An engine that dies half-way through a write
+    # An engine of one process, which is rank and gate at once, and dies half-way through its second write
     fleet.publish()
     fleet.start_agent()
-    server = fleet.start_server(SYNCLINE_KILL_AT="apply.scattering")
+    server = fleet.start_server(executor=one_process, SYNCLINE_KILL_AT="apply.scattering#2")
     fleet.wait_serving(1)
     drawn[1] = [server.complete(prompt) for prompt in prompts]
+    fleet.model.step()
+    follow(fleet.publish())
     fleet.model.step()
     fleet.publish()
     fleet.wait(server.process.poll, "ended")
     server.kill()
     server = fleet.start_server()
-    fleet.wait_serving(2)
-    drawn[2] = [server.complete(prompt) for prompt in prompts]
+    fleet.wait_serving(3)
+    drawn[3] = [server.complete(prompt) for prompt in prompts]
 
     # Commits under requests that stream, with a prompt that lies in the prefix cache
     hits = server.metric("vllm:prefix_cache_hits_total")
-    assert drawn[2][2] == server.complete(prompts[2])
+    assert drawn[3][2] == server.complete(prompts[2])
     assert hits < server.metric("vllm:prefix_cache_hits_total")
-    with traffic(server, prompts, 400) as under_way:
-        for version in (3, 4):
-            fleet.model.step()
-            assert version == fleet.publish()
-            follow(version)
-    assert {(None, "length", 400)} == {(s.error, s.finish, len(s.tokens)) for s in under_way.streamed}
-    for spans in under_way.spans:
-        assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 400]
-        assert sorted(spans, key=lambda span: int(span["version"])) == spans
-    assert {"2", "3", "4"} == {span["version"] for spans in under_way.spans for span in spans}
-    assert any(len(spans) > 1 for spans in under_way.spans)
     third = dict(fleet.model.newest)
+    fleet.target("Pinned", 3)
+    for version in (4, 5):
+        fleet.model.step()
+        assert version == fleet.publish()
+    with traffic(server, prompts) as under_way:
+        for version in (4, 5):
+            fleet.target("Pinned", version)
+            follow(version)
+    assert {(None, "length")} == {(streamed.error, streamed.finish) for streamed in under_way.streamed}
+    for spans in under_way.spans:
+        assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 500]
+        assert sorted(spans, key=lambda span: int(span["version"])) == spans
+    assert {"3", "4", "5"} == {span["version"] for spans in under_way.spans for span in spans}
+    assert any(len(spans) > 1 for spans in under_way.spans)
 
     # Back, forward, and a training that went on from an older version
-    fleet.target("Pinned", 3)
-    assert "undo" == fleet.wait_serving(3)["apply_path"]
-    assert drawn[3] == [server.complete(prompt) for prompt in prompts]
+    fleet.target("Pinned", 4)
+    assert "undo" == fleet.wait_serving(4)["apply_path"]
+    assert drawn[4] == [server.complete(prompt) for prompt in prompts]
     fleet.model.newest = third
     fleet.model.step()
-    assert 5 == fleet.publish(parent=2)
+    assert 6 == fleet.publish(parent=3)
     fleet.target()
-    follow(5)
+    follow(6)
     answer = server.generate(prompts[0], 12)
-    assert drawn[5][0] == answer["token_ids"]
-    assert [{"version": "5", "start": 0, "end": 12}] == answer["weight_versions"]
+    assert drawn[6][0] == answer["token_ids"]
+    assert [{"version": "6", "start": 0, "end": 12}] == answer["weight_versions"]
 
     # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
     fleet.kill_agent()
-    assert drawn[5][0] == server.complete(prompts[0])
+    assert drawn[6][0] == server.complete(prompts[0])
     fleet.start_agent(kill_at="apply.resumed")
-    fleet.wait_serving(5)
+    fleet.wait_serving(6)
     fleet.model.step()
     fleet.publish()
     assert -signal.SIGKILL == fleet.agent.wait(60)
@@ -75,20 +80,23 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
         server.complete(prompts[0])
     assert "error" in server.http.post("/v1/completions", json=server.ask(prompts[0], 4)).json()
     fleet.start_agent()
-    fleet.wait_serving(6)
-    drawn[6] = [server.complete(prompt) for prompt in prompts]
+    fleet.wait_serving(7)
+    drawn[7] = [server.complete(prompt) for prompt in prompts]
 
     # What a policy does to requests in flight
     for policy, ends in (("abort", {"abort", "length"}), ("drain", {"length"})):
-        fleet.target(policy=policy)
-        with traffic(server, prompts, 400) as under_way:
-            fleet.model.step()
-            follow(fleet.publish())
+        fleet.target("Pinned", max(drawn))
+        fleet.model.step()
+        version = fleet.publish()
+        with traffic(server, prompts) as under_way:
+            fleet.target(policy=policy)
+            follow(version)
         assert ends == {streamed.finish for streamed in under_way.streamed}
         if policy == "drain":
             assert all(len(spans) == 1 for spans in under_way.spans)
 
-    assert 2 == server.told(1 << 30).count("Loading weights took")
+    told = server.told(1 << 30)
+    assert (2, 1, 1) == tuple(map(told.count, ("Loading weights took", "layout probed", "layout remembered")))
     server.kill()
     assert drawn == fleet.fresh_tokens(sorted(drawn))
 

@@ -173,7 +173,8 @@ def engine_of(vllm_config: Any, model: torch.nn.Module) -> dict[str, object]:
 def _stable(config: object) -> str:
     """What a configuration says, without what differs between two starts: addresses, ports, moments."""
     told = {name: value for name, value in vars(config).items() if isinstance(value, STABLE)} if config else {}
-    return str(sorted((n, str(v)) for n, v in told.items() if "port" not in n and "master" not in n and n != "seed"))
+    moving = ("port", "master", "executor", "seed")
+    return str(sorted((n, str(v)) for n, v in told.items() if not any(part in n for part in moving)))
 
 
 def unfit(vllm_config: Any) -> str | None:
