@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from syncline.store.local import LocalStore
@@ -55,14 +56,14 @@ class Fleet:
 
     def start_agent(self, kill_at: str | None = None) -> subprocess.Popen[bytes]:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            port = free.getsockname()[1]
+            self.port = free.getsockname()[1]
         flags = {
             "--store": str(self.store),
             "--target": str(self.folder / "target.json"),
             "--node-dir": str(self.node),
             "--pool": "default",
             "--node": "node-0",
-            "--port": str(port),
+            "--port": str(self.port),
         }
         with (self.folder / "agent.log").open("ab") as log:
             agent = subprocess.Popen(
@@ -90,6 +91,10 @@ class Fleet:
         choice = engine.complete(max_tokens=12)["choices"][0]
         assert [version] == [span["version"] for span in choice["weight_version"]["spans"]]
         self.tiny.check_replay(choice)
+
+    def apply_path(self) -> str:
+        """How the last version came into the engine."""
+        return httpx.get(f"http://127.0.0.1:{self.port}/status", timeout=10).json()["apply_path"]
 
 
 @pytest.fixture
@@ -141,3 +146,21 @@ def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fl
     os.truncate(weights, weights.stat().st_size - 1)
     engine = fleet.start_engine(ready=False)
     fleet.check(engine, 3)
+
+
+@pytest.mark.timeout(300)
+def test_an_engine_of_two_ranks_follows_in_place_and_survives_a_kill_of_all_in_a_write(fleet: Fleet) -> None:
+    fleet.publish(1)
+    fleet.start_agent()
+    doomed = fleet.start_engine("--tp", "2", kill_at="apply.scattering", ready=False)
+    fleet.check(doomed, 1)
+    fleet.publish(2)
+    assert doomed.process.wait(60) in (1, -signal.SIGKILL)  # it died, or found that the other rank did
+    engine = fleet.start_engine("--tp", "2", ready=False)
+    fleet.check(engine, 2)
+    fleet.publish(3)
+    fleet.check(engine, 3)
+    assert "delta" == fleet.apply_path()
+    fleet.target("Pinned", 2)
+    fleet.check(engine, 2)
+    assert "undo" == fleet.apply_path()

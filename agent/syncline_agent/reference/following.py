@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -92,6 +93,7 @@ class FollowingRank:
                     return
         except (EOFError, OSError):
             self._log.error("the first rank is gone")
+            shutil.rmtree(self._meeting.file.parent, ignore_errors=True)
             os._exit(1)  # the loop may wait for it in a sum
 
     def _load(self) -> None:
