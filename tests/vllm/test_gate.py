@@ -288,6 +288,18 @@ def test_weights_in_doubt_end_requests_without_being_told_to(make: Make) -> None
     assert "error" == core.told("a")[1]
 
 
+def test_nothing_that_was_kept_inside_leaves_while_weights_are_in_doubt(make: Make) -> None:
+    doubts: list[str] = []
+    core, gate = make(unfit=lambda: doubts[0] if doubts else None)
+    write(gate, 2)
+    core.ask("a", 1)
+    while not core.input_queue.empty() or core.scheduler.requests:
+        core.pace.wait(0.001)
+    doubts.append("reads back wrong")
+    gate.publish()
+    assert (1, "error") == core.told("a")
+
+
 def test_draining_waits_for_requests_in_flight_and_aborting_ends_them(make: Make) -> None:
     core, gate = make()
     core.ask("first", 50)

@@ -152,6 +152,9 @@ class CoreGate:
             self._core.set_weight_version(str(version))
 
     def _send(self) -> None:
+        if self.error is not None:
+            self._end_all()
+            return
         held, self._withheld = self._withheld, None
         for outputs in held or ():
             for output in outputs.items():
