@@ -307,6 +307,12 @@ def test_a_gate_that_breaks_when_it_is_told_to_fail_is_failed(
     with pytest.raises(RuntimeError, match="no route"):
         do(arm, Fail(id=1, reason="in doubt"))
     assert "in doubt" == arm.state().failed
+    with pytest.raises(RuntimeError, match="no route"):
+        do(arm, Prove(id=1, version=1, digest=run.digest(1)))  # it may be serving still
+    monkeypatch.undo()
+    do(arm, Prove(id=1, version=1, digest=run.digest(1)))
+    assert ["fail in doubt", "prove 1"] == gate.calls
+    assert arm.state().failed is None
 
 
 def test_what_is_in_doubt_does_not_leave_whoever_asks(

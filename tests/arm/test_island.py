@@ -890,3 +890,32 @@ def test_a_sweep_tells_no_digests_of_another_version_than_it_swept(
     answer = rank.client._answerer.do(Sweep(id=1))
     assert isinstance(answer, Swept)
     assert (1, None) == (answer.applied.version, answer.digests)
+
+
+@pytest.mark.parametrize("doubt", [False, True], ids=["in a commit", "by a rank's sweep"])
+def test_a_gate_that_could_not_go_out_of_service_is_asked_again(
+    server: ArmServer, start: Callable[[int], Engine], ask: Ask, doubt: bool
+) -> None:
+    def break_here() -> None:
+        raise RuntimeError("busy")
+
+    engine = start(2)
+    assert server.wait_connected(10)
+    wait_until(lambda: engine.gate.serves == 1)
+    engine.gate.breaks["fail"] = break_here
+    if doubt:
+        engine.ranks[1].stores[1][9] ^= 1
+        with pytest.raises(DigestMismatch):
+            server.sweep()
+        engine.ranks[1].stores[1][9] ^= 1
+    else:
+        server.stage(ask(1, 2))
+        engine.gate.breaks["resume"] = break_here
+        with pytest.raises(EngineUncertain):
+            server.commit(2, Policy.KEEP)
+        assert not is_proven(server, 2)
+    wait_until(lambda: engine.gate.serves is None)
+    assert 2 == engine.gate.calls.count("fail")
+    assert not engine.gate.stands
+    assert server.sweep().proven
+    assert (1 if doubt else 2) == engine.gate.serves

@@ -67,6 +67,8 @@ class Answerer:
         self._alone = gate is not None and live is not None and ranks == 1 and live.is_whole
         self._failed = None if gate is None or self._alone else UNPROVEN
         """Why the gate serves nothing."""
+        self._unfailed = False
+        """It could not be told so."""
         self._writing = False
         """The gate waits for a write to end."""
         self._withheld = False
@@ -116,6 +118,8 @@ class Answerer:
                 self._confirm(self._live, self._unconfirmed)
             except Exception as error:
                 self._log.error("what was written could not be confirmed", reason=str(error))
+        if self._gate is not None:
+            self._fail_again(self._gate)
         if not self._writing and not self._withheld:
             return
         applied = self._live.applied if self._live is not None else None
@@ -140,7 +144,7 @@ class Answerer:
         """Be in service again, if that is so. In turn with the calls."""
         if self.recovers and self._live is not None and self._live.version is not None:
             self._gate_of(self._gate).prove(self._live.version)
-            self._failed, self._withheld = None, False
+            self._failed, self._unfailed, self._withheld = None, False, False
 
     # --- a rank ----------------------------------------------------------------------------------------------------
 
@@ -184,6 +188,8 @@ class Answerer:
         return live.confirm(target)
 
     def _prove(self, call: Prove) -> Done:
+        if self._gate is not None:
+            self._fail_again(self._gate)
         if self._writing or self._unconfirmed is not None:
             raise EngineUnavailable("a write is under way; nothing is proven")
         if self._live is not None:
@@ -199,6 +205,7 @@ class Answerer:
         gate = self._gate_of(gate)
         match call:
             case Hold():
+                self._fail_again(gate)
                 if self._writing:
                     raise EngineUnavailable("a write is under way; end it first")
                 return Held(id=call.id, spans=dict(gate.hold(call.policy)))
@@ -225,8 +232,14 @@ class Answerer:
         return Done(id=call.id)
 
     def _fail(self, gate: Gate, reason: str) -> None:
-        self._failed, self._writing, self._withheld = reason, False, False  # also where the gate cannot do it
+        self._failed, self._unfailed = reason, True
         gate.fail(reason)
+        self._unfailed = self._writing = self._withheld = False
+
+    def _fail_again(self, gate: Gate) -> None:
+        """Before anything else is asked of a gate that could not go out of service."""
+        if self._unfailed:
+            self._fail(gate, self._failed or "")
 
     def _gate_of(self, gate: Gate | None) -> Gate:
         if gate is None:

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from syncline import faults
 from syncline.errors import EngineUncertain, SynclineError
 from syncline.versions import Policy
-from syncline_agent.arm.connected import Arm, ask_all
+from syncline_agent.arm.connected import Arm, ask_all, fail
 from syncline_agent.arm.island import Members
 from syncline_agent.arm.messages import (
     Answer,
@@ -22,7 +22,6 @@ from syncline_agent.arm.messages import (
     Confirm,
     Confirmed,
     Done,
-    Fail,
     Held,
     Hold,
     Publish,
@@ -128,7 +127,10 @@ class Commit:
     def _give_up(self, reason: str) -> None:
         """Out of service; and a rank that has written says so, where it would else name the version before."""
         target, times = self._target, self._timeouts
-        self._tell([self._gate], lambda i: Fail(id=i, reason=reason), Done)
+        try:
+            fail(self._gate, reason, times.other_s)
+        except SynclineError as error:
+            self._log.warning("the gate did not go out of service; it is asked again", reason=str(error))
         if not self._confirming:
             self._tell(self._ranks, lambda i: Confirm(id=i, target=target), Confirmed, times.scatter_s)
 

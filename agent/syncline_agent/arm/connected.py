@@ -37,6 +37,8 @@ class Arm:
         """The same of what is staged."""
         self.withholds = False
         """This gate keeps inside what it computes, until `prove`."""
+        self.to_fail: str | None = None
+        """Why this gate is to serve nothing; None when it has said that it does not."""
         self._channel = channel
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -111,6 +113,13 @@ class Arm:
         for answer in waiting.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable(f"{self} went away: {reason}"))
+
+
+def fail(gate: Arm, reason: str, timeout_s: float) -> None:
+    """Take a gate out of service; what it could not do is to be asked again."""
+    gate.to_fail = reason
+    gate.ask(lambda i: messages.Fail(id=i, reason=reason), messages.Done, timeout_s)
+    gate.to_fail = None
 
 
 def ask_all(arms: Sequence[Arm], make: Callable[[int], Call], kind: type[_A], timeout_s: float) -> list[_A]:

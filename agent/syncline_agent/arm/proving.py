@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused, ProtocolViolation, SynclineError
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm import messages
-from syncline_agent.arm.connected import ask_all
+from syncline_agent.arm.connected import ask_all, fail
 from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied
 from syncline_agent.engine import Applied, StageRequest
@@ -37,6 +37,8 @@ def error_of(members: Members) -> str | None:
     said = next((rank.state.error for rank in members.ranks if rank.state.error is not None), None)
     if said is not None or members.error is not None:
         return said or members.error
+    if members.gate.to_fail is not None:
+        return members.gate.to_fail
     versions = ["none" if r.state.applied is None else str(r.state.applied.version) for r in members.ranks]
     if held_by(members) is None and versions != ["none"] * len(versions):
         return f"ranks hold different versions ({', '.join(versions)}); stage one from a checkpoint"
@@ -90,6 +92,8 @@ def check_staged(members: Members, request: StageRequest, answers: Sequence[mess
 def prove(members: Members, held: Applied, timeout_s: float) -> Applied:
     """Say to all that the island holds this. EngineUnavailable when a rank does not agree: the gate, which lets requests
     in, hears it last."""
+    if members.gate.to_fail is not None:
+        fail(members.gate, members.gate.to_fail, timeout_s)
     others = [rank for rank in members.ranks if rank is not members.gate]
     for arms in (others, [members.gate]):
         ask_all(
@@ -105,12 +109,11 @@ def prove(members: Members, held: Applied, timeout_s: float) -> Applied:
 def take_out(members: Members, timeout_s: float) -> None:
     """Have the gate serve nothing while what the ranks hold is no version or in doubt. A gate that is the only rank sees
     to that by itself."""
-    gate = members.gate
-    if gate.state.failed is not None or list(members.ranks) == [gate]:
-        return
-    reason = error_of(members)
+    gate, reason = members.gate, members.gate.to_fail
+    if reason is None and gate.state.failed is None and list(members.ranks) != [gate]:
+        reason = error_of(members)
     if reason is not None:
-        gate.ask(lambda i: messages.Fail(id=i, reason=reason), messages.Done, timeout_s)
+        fail(gate, reason, timeout_s)
 
 
 class Prover:
@@ -128,9 +131,16 @@ class Prover:
         seen = 0
         while not stopping.is_set():
             now = self._island.wait_change(seen, LOOK_S)
-            if now != seen:
+            if now != seen or self._untold:
                 seen = now
                 self.look()
+
+    @property
+    def _untold(self) -> bool:
+        try:
+            return self._island.whole().gate.to_fail is not None
+        except EngineUnavailable:
+            return False
 
     def look(self) -> None:
         """Prove the island if it needs it and can be; either way it may be called then."""
@@ -139,11 +149,12 @@ class Prover:
                 members = self._island.whole()
             except EngineUnavailable:
                 return
-            self._look(members)
+            if members.gate.to_fail is None:
+                self._look(members)
             try:
                 take_out(members, self._timeout_s)
-            except SynclineError as error:  # it was disconnected then, and comes back failed or is looked at again
-                self._log.warning("gate not told", pod=members.gate.hello.pod, reason=str(error))
+            except SynclineError as error:
+                self._log.warning("gate not out of service yet", pod=members.gate.hello.pod, reason=str(error))
             self._island.settle(members)
 
     def _look(self, members: Members) -> None:
