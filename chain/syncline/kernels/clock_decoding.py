@@ -123,7 +123,8 @@ def _decode_kernel(alphabet: Alphabet):
                     clock = np.int64(clocks[np.uint64(lane * STRIDE + row)])
                     count = running_sums(base, first, widths, tables, narrow, within, aim - clock, shift, mask, piece)
                     books[book + _CLOCK] = clock + np.int64(within[np.uint64(count)])
-                    books[book + _UNIT] = min(first + count, base.size - 1) - start
+                    # A base that moves under the decoder may leave no unit beyond the aim: the place stays inside the block.
+                    books[book + _UNIT] = min(first + count - start, base.size - 1 - start, block - 1)
                 for turn in range(left):
                     lane = active[np.uint64(turn)]
                     book = np.uint64(lane * _BOOK)
