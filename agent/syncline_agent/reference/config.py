@@ -1,7 +1,7 @@
 """What a reference model looks like: the few fields of a Hugging Face `config.json` that decide its shapes and its
 arithmetic. Llama, Qwen2, Qwen3 and Qwen3-MoE are such models.
 
-It owns the list of tensors that such a model must have. What the reference decoder cannot compute exactly (scaled
+It owns the list of tensors that such a model must have. What the reference decoder cannot compute exactly (other stretched
 rotary positions, sliding windows, another activation) is refused here by name, before a weight is read.
 """
 
@@ -18,6 +18,35 @@ HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 
 _KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Positions:
+    """How Llama 3.1 and later stretch rotary positions: waves longer than `original / low` are slowed by `factor`, those
+    shorter than `original / high` are left alone, and between them it goes smoothly."""
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+    @classmethod
+    def from_hf(cls, rope: Mapping[str, Any]) -> Self:
+        return cls(
+            float(rope["factor"]),
+            float(rope["low_freq_factor"]),
+            float(rope["high_freq_factor"]),
+            int(rope["original_max_position_embeddings"]),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        return {
+            "factor": self.factor,
+            "high_freq_factor": self.high,
+            "low_freq_factor": self.low,
+            "original_max_position_embeddings": self.original,
+            "rope_type": "llama3",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +77,8 @@ class ModelConfig:
     """Of a model of experts, the layers without."""
     weight_block: tuple[int, int] = (128, 128)
     """Rows and columns that share a scale, where weights are FP8."""
+    stretched: Llama3Positions | None = None
+    """Rotary positions; None: as they are."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
@@ -56,6 +87,8 @@ class ModelConfig:
             heads = int(config["num_attention_heads"])
             hidden = int(config["hidden_size"])
             rope = config.get("rope_parameters") or {}
+            scaling = config.get("rope_scaling") or rope
+            positions = scaling.get("rope_type", scaling.get("type", "default"))
             kind = config.get("model_type", "qwen2")
             moe = kind == "qwen3_moe"
             layers = int(config["num_hidden_layers"])
@@ -80,17 +113,16 @@ class ModelConfig:
                 norm_topk=bool(config.get("norm_topk_prob", False)) if moe else True,
                 dense_layers=_dense_layers(config, layers) if moe else (),
                 weight_block=(int(block[0]), int(block[1])),
+                stretched=Llama3Positions.from_hf(scaling) if positions == "llama3" else None,
             )
         except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
             raise LayoutRefused(
                 f"config.json: {error!r} is missing or not a number; give a Llama-, Qwen2- or Qwen3-style config"
             ) from error
-        scaling = config.get("rope_scaling") or rope
-        positions = scaling.get("rope_type", scaling.get("type", "default"))
         for field, value, only in (
             ("model_type", kind, _KINDS),
             ("hidden_act", config.get("hidden_act", "silu"), ("silu",)),
-            ("rope type", positions, ("default",)),
+            ("rope type", positions, ("default", "llama3")),
             ("use_sliding_window", bool(config.get("use_sliding_window", False)), (False,)),
         ):
             if value not in only:
@@ -138,6 +170,8 @@ class ModelConfig:
             "torch_dtype": "bfloat16",
             "vocab_size": self.vocab,
         }
+        if self.stretched is not None:
+            written["rope_scaling"] = self.stretched.to_hf()
         if self.experts:
             written |= {
                 "mlp_only_layers": list(self.dense_layers),

@@ -61,27 +61,24 @@ def linear(parameters: Parameters, name: str, *, expert: int | None = None) -> L
 
 def _fp8(matrix: Matrix, weight: torch.Tensor, scale: torch.Tensor) -> Wide:
     high, wide = matrix.block
-    row_of, first = [], 0
-    for rows in matrix.rows:  # the blocks of each tensor begin anew
-        row_of.append(first + torch.arange(rows) // high)
-        first += -(-rows // high)
-    row = torch.cat(row_of).to(weight.device)
-    column = (torch.arange(matrix.columns) // wide).to(weight.device)
+    blocks = [-(-rows // high) for rows in matrix.rows]  # those of each tensor begin anew
 
     def widened() -> torch.Tensor:
-        return weight.float() * scale.float()[row][:, column]
+        parts = zip(scale.float().split(blocks), matrix.rows, strict=True)
+        tall = torch.cat([part.repeat_interleave(high, dim=0)[:rows] for part, rows in parts])
+        return weight.float() * tall.repeat_interleave(wide, dim=1)[:, : matrix.columns]
 
     return widened
 
 
 def _nvfp4(matrix: Matrix, weight: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> Wide:
     codes = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=weight.device)
-    part = torch.repeat_interleave(torch.arange(len(matrix.rows)), torch.tensor(matrix.rows)).to(weight.device)
 
     def widened() -> torch.Tensor:
         pairs = torch.stack((weight & 15, weight >> 4), dim=-1).long()  # the low half comes first
         values = codes[pairs].reshape(weight.shape[0], -1, matrix.block[1])
-        scales = scale.float() * scale_2[part][:, None]
+        parts = zip(scale.float().split(matrix.rows), scale_2, strict=True)
+        scales = torch.cat([part * all_over for part, all_over in parts])
         return (values * scales[:, :, None]).reshape(weight.shape[0], -1)
 
     return widened

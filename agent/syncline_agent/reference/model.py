@@ -11,6 +11,7 @@ once, in order, and reuses a slot by starting again at position 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -30,7 +31,13 @@ ROWS_A_BLOCK = 128
 
 def _rotary_tables(config: ModelConfig, length: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), config.rope_theta**-half)
+    turns = config.rope_theta**-half
+    if config.stretched is not None:
+        how = config.stretched
+        waves = how.original * turns / (2 * math.pi)  # in the positions that the model was first trained with
+        kept = ((waves - how.low) / (how.high - how.low)).clamp(0, 1)
+        turns = turns * (kept + (1 - kept) / how.factor)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), turns)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 

@@ -103,10 +103,22 @@ def logits(config: ModelConfig, weights: Mapping[str, Floats], tokens: Sequence[
     def norm(x: Floats, name: str) -> Floats:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * w[name]
 
+    def turn(a_position: float) -> float:
+        how = config.stretched
+        if how is None:
+            return a_position
+        wave = 2 * np.pi / a_position
+        if wave < how.original / how.high:
+            return a_position
+        if wave > how.original / how.low:
+            return a_position / how.factor
+        kept = (how.original / wave - how.low) / (how.high - how.low)
+        return (1 - kept) * a_position / how.factor + kept * a_position
+
     def rotated(x: Floats, position: int) -> Floats:
         turned = x.copy()
         for i in range(half):
-            angle = position / config.rope_theta ** (2 * i / config.head_dim)
+            angle = position * turn(1 / config.rope_theta ** (2 * i / config.head_dim))
             turned[i] = x[i] * np.cos(angle) - x[i + half] * np.sin(angle)
             turned[i + half] = x[i + half] * np.cos(angle) + x[i] * np.sin(angle)
         return turned
