@@ -26,7 +26,7 @@ from syncline_agent.arm.probing import attach, probe
 from syncline_agent.arm.proof import Shares
 from syncline_agent.arm.torch_stores import host_units, memory_of_stores
 from syncline_agent.engine import DeltaFiles, StageRequest
-from syncline_agent.reference.config import HEAD, Llama3Positions, ModelConfig
+from syncline_agent.reference.config import EMBEDDING, HEAD, Llama3Positions, ModelConfig
 from syncline_agent.reference.model import Decoder
 from syncline_agent.reference.network import network_of
 from syncline_agent.reference.parameters import Parameters
@@ -171,6 +171,15 @@ def test_ranks_compute_together_what_one_computes_alone(name: str, ways: int) ->
     expected = Rank(of).logits()
     for found in together(split(of, ways)):
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_the_embedding_that_are_not_finite_reach_no_token_of_another_rank() -> None:
+    of = made("llama")
+    expected = Rank(of).logits()
+    rows = of.bits[EMBEDDING].reshape(of.config.vocab, -1).copy()
+    rows[[token for token in range(of.config.vocab) if token not in TOKENS]] = 0x7FC0
+    spoilt = replace(of, bits={**of.bits, EMBEDDING: rows.reshape(-1)})
+    np.testing.assert_allclose(together(split(spoilt, 2))[0], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture
