@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -149,16 +150,21 @@ class Traffic:
         self._server = server
         self._stopping = threading.Event()
         lengths = [700 + 400 * n for n in range(len(prompts))]  # not all of them begin and end at once
-        asked = zip(prompts, lengths, strict=True)
+        self._begun = [threading.Event() for _ in prompts]
+        asked = zip(prompts, lengths, self._begun, strict=True)
         self._readers = [threading.Thread(target=self._read, args=request) for request in asked]
         self._readers.append(threading.Thread(target=self._read_spans, args=(prompts[0], 500)))
+        # A reader of streams may lag far behind the engine; these are in flight for as long as the engine works on them.
+        self._readers += [threading.Thread(target=self._ask, args=(prompt,)) for prompt in prompts[:2]]
         self.streamed: list[Streamed] = []
         self.spans: list[list[dict[str, Any]]] = []
-        """Of each request that was answered at once: which version drew which tokens."""
+        """Of each request that was answered at once: which version drew which tokens, where the release says it."""
 
     def __enter__(self) -> Traffic:
         for reader in self._readers:
             reader.start()
+        for begun in self._begun:
+            assert begun.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,17 +173,23 @@ class Traffic:
             reader.join(120)
             assert not reader.is_alive()
 
-    def _read(self, prompt: list[int], tokens: int) -> None:
+    def _read(self, prompt: list[int], tokens: int, begun: threading.Event) -> None:
         while not self._stopping.is_set():
-            streamed = self._server.stream(prompt, tokens)
+            streamed = self._server.stream(prompt, tokens, begun)
             assert streamed.finish != "length" or tokens == len(streamed.tokens)
             self.streamed.append(streamed)
+
+    def _ask(self, prompt: list[int]) -> None:
+        while not self._stopping.is_set():
+            answer = self._server.http.post("/v1/completions", json=self._server.ask(prompt, 1800)).json()
+            choice = answer["choices"][0]
+            self.streamed.append(Streamed(choice["token_ids"], choice["finish_reason"], None))
 
     def _read_spans(self, prompt: list[int], tokens: int) -> None:
         while not self._stopping.is_set():
             answer = self._server.generate(prompt, tokens)
             if answer["finish_reason"] == "length":
-                self.spans.append(answer["weight_versions"])
+                self.spans.append(answer.get("weight_versions", []))
 
 
 class VllmServer:
@@ -224,6 +236,12 @@ class VllmServer:
             self._pause.wait(0.25)
         raise AssertionError(f"vLLM was not ready in {seconds} s:\n{self.told()}")
 
+    @property
+    def release(self) -> tuple[int, ...]:
+        """vLLM's own."""
+        told = self.http.get("/version").json()["version"]
+        return tuple(int(part) for part in re.findall(r"\d+", told)[:2])
+
     def told(self, most: int = 6000) -> str:
         return self.log.read_text(errors="replace")[-most:]
 
@@ -239,8 +257,8 @@ class VllmServer:
             **more,
         }
 
-    def stream(self, prompt: list[int], tokens: int) -> Streamed:
-        """A completion, read as it comes."""
+    def stream(self, prompt: list[int], tokens: int, begun: threading.Event) -> Streamed:
+        """A completion, read as it comes; `begun` is set with its first token."""
         drawn: list[int] = []
         finish = error = None
         with self.http.stream("POST", "/v1/completions", json=self.ask(prompt, tokens, stream=True)) as answer:
@@ -253,6 +271,7 @@ class VllmServer:
                     error = json.dumps(told["error"])
                     continue
                 drawn += told["choices"][0].get("token_ids") or []
+                begun.set()
                 finish = told["choices"][0]["finish_reason"] or finish
         return Streamed(drawn, finish, error)
 

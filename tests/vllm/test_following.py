@@ -49,11 +49,14 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
             fleet.target("Pinned", version)
             follow(version)
     assert {(None, "length")} == {(streamed.error, streamed.finish) for streamed in under_way.streamed}
-    for spans in under_way.spans:
+    told = [spans for spans in under_way.spans if spans]
+    assert under_way.spans == told or server.release < (0, 32)
+    for spans in told:
         assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 500]
         assert sorted(spans, key=lambda span: int(span["version"])) == spans
-    assert {"3", "4", "5"} == {span["version"] for spans in under_way.spans for span in spans}
-    assert any(len(spans) > 1 for spans in under_way.spans)
+    if told:
+        assert {"3", "4", "5"} == {span["version"] for spans in told for span in spans}
+        assert any(len(spans) > 1 for spans in told)
 
     # Back, forward, and a training that went on from an older version
     fleet.target("Pinned", 4)
@@ -66,7 +69,8 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
     follow(6)
     answer = server.generate(prompts[0], 12)
     assert drawn[6][0] == answer["token_ids"]
-    assert [{"version": "6", "start": 0, "end": 12}] == answer["weight_versions"]
+    if told:
+        assert [{"version": "6", "start": 0, "end": 12}] == answer["weight_versions"]
 
     # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
     fleet.kill_agent()
@@ -93,10 +97,10 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
             follow(version)
         assert ends == {streamed.finish for streamed in under_way.streamed}
         if policy == "drain":
-            assert all(len(spans) == 1 for spans in under_way.spans)
+            assert all(len(spans) <= 1 for spans in under_way.spans)
 
-    told = server.told(1 << 30)
-    assert (2, 1, 1) == tuple(map(told.count, ("Loading weights took", "layout probed", "layout remembered")))
+    log = server.told(1 << 30)
+    assert (2, 1, 1) == tuple(map(log.count, ("Loading weights took", "layout probed", "layout remembered")))
     server.kill()
     assert drawn == fleet.fresh_tokens(sorted(drawn))
 

@@ -261,6 +261,12 @@ def test_a_failed_gate_ends_what_runs_and_what_had_ended_unseen_and_refuses_what
     gate.prove(2)
     core.ask("well", 2)
     assert (2, "length") == core.told("well")
+    core.ask("next", 100_000)
+    while "next" not in core.scheduler.requests or core.output_queue.empty():
+        core.pace.wait(0.001)
+    write(gate, 3, Policy.ABORT)
+    gate.publish()
+    assert "abort" == core.told("next")[1]
 
 
 def test_a_gate_that_nobody_proved_serves_nothing_and_one_that_fails_while_it_stands_goes_on(make: Make) -> None:
