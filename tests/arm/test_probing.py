@@ -311,3 +311,60 @@ def test_a_store_that_was_replaced_after_loading_is_gone_and_one_seen_through_an
     module.o, module.down = torch.nn.Parameter(turned, False), torch.nn.Parameter(replaced, False)
     names = {s.name: a is not None for s, a in zip(probed.stores, attach(probed, module.parameters()), strict=True)}
     assert {"qkv": True, "o": True, "gate_up": True, "down": False, "norm": True} == names
+
+
+class Copying(torch.nn.Module):
+    """Two tensors as they are, and whatever else a loader makes of them."""
+
+    def __init__(
+        self, kind: torch.dtype, beside: torch.Tensor, also: Callable[[Copying, torch.Tensor], object]
+    ) -> None:
+        super().__init__()
+        self.a = empty(16, 8, dtype=kind)
+        self.b = empty(8)
+        self.beside = torch.nn.Buffer(beside)
+        self._also = also
+
+    def load(self, weights: Weights) -> None:
+        for name, tensor in weights:
+            self.get_parameter(name).copy_(tensor)
+            if name == "a":
+                self._also(self, tensor)
+
+
+@pytest.mark.parametrize(
+    ("stored", "beside", "also"),
+    [
+        ("F32", torch.zeros(16, 8, dtype=torch.bfloat16), lambda m, a: m.beside.copy_(a)),
+        ("F16", torch.zeros(16, 8, dtype=torch.float8_e5m2), lambda m, a: m.beside.copy_(a)),
+        (
+            "BF16",
+            torch.zeros(16, 8, dtype=torch.bfloat16),
+            lambda m, a: m.beside.copy_(a - a.float().mean().to(a.dtype)),
+        ),
+        ("BF16", torch.zeros(16), lambda m, a: m.beside.copy_(a.float().std(dim=1, unbiased=False))),
+        ("BF16", torch.arange(8), lambda m, a: m.beside.copy_(torch.argsort(a[0], stable=True))),
+        ("BF16", torch.zeros(1000), lambda m, a: m.beside[7:8].copy_(a.float().sum())),
+        ("BF16", torch.zeros(16, 8, dtype=torch.bfloat16), lambda m, a: m.beside.copy_((-a).relu())),
+    ],
+    ids=["rounded", "rounded to a byte", "centred", "spread", "order", "one element", "one sign"],
+)
+def test_what_is_computed_beside_a_weight_is_named(
+    stored: str, beside: torch.Tensor, also: Callable[[Copying, torch.Tensor], object]
+) -> None:
+    table = table_of({"a": (stored, [16, 8]), "b": ("BF16", [8])})
+    module = Copying(DTYPES[stored], beside, also)
+
+    probed = probe(table, [*module.named_parameters(), *module.named_buffers()], module.load)
+
+    assert ["beside"] == sorted(probed.troubles)
+
+
+@pytest.mark.parametrize("change", [torch.abs, torch.relu, lambda a: a.clamp(-0.5, 0.5)], ids=["abs", "relu", "clamp"])
+def test_a_loader_that_leaves_only_some_values_alone_is_named(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    table = table_of({"a": ("BF16", [16, 8]), "b": ("BF16", [8])})
+    module = Copying(torch.bfloat16, torch.zeros(1), lambda m, a: m.a.copy_(change(a)))
+
+    probed = probe(table, [*module.named_parameters(), *module.named_buffers()], module.load)
+
+    assert ["a"] == sorted(probed.troubles)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import torch
 
@@ -49,6 +50,8 @@ _MANY = 8
 """Regions of one parameter that are worth looking for at once."""
 _SEEN = 64
 """Indices of each dimension."""
+_SEEN_WHOLE = 1 << 20
+"""Units of a place that is looked at whole."""
 _CONVERTS = "the loader converts or computes what it puts there"
 
 
@@ -88,6 +91,15 @@ class _Place:
     def width(self) -> int:
         return 8 * self.units.element_size()
 
+    @property
+    def without_name(self) -> int:
+        """Units in which no tensor's number was found."""
+        return sum(prod(region.size) for code, region in self.regions if not code)
+
+    @property
+    def left_alone(self) -> int:
+        return 0 if self.left is None else int(self.left[1].numel())
+
 
 def probe(table: TensorTable, parameters: Iterable[tuple[str, torch.Tensor]], load: Load) -> Probed:
     """Load `parameters` (and buffers: all that `load` may write to) with tensors that spell their positions. Afterwards
@@ -102,7 +114,7 @@ def probe(table: TensorTable, parameters: Iterable[tuple[str, torch.Tensor]], lo
     troubles: dict[str, str] = {}
     try:
         with torch.no_grad():
-            before = [_sum(place) for place in places]
+            every, before = places, [_sum(place) for place in places]
             _load(load, table, device, _marked)
             for place, was in zip(places, before, strict=True):
                 place.touched = _put_aside(place)
@@ -113,6 +125,8 @@ def probe(table: TensorTable, parameters: Iterable[tuple[str, torch.Tensor]], lo
                 _load(load, table, device, lambda i, spec, out, d=digit: out.fill_(_cut(i + 1, d, out)))
                 _each(places, troubles, lambda place, d=digit: _name(place, d, len(table.tensors)))
             for place in places:
+                if place.name not in troubles and place.without_name != place.left_alone:
+                    troubles[place.name], place.regions = _CONVERTS, []
                 place.regions = [(code, _forgotten(region)) for code, region in place.regions if code]
             most = {8 * s.unit_bytes: 1 for s in table.tensors}
             for spec in table.tensors:
@@ -120,12 +134,22 @@ def probe(table: TensorTable, parameters: Iterable[tuple[str, torch.Tensor]], lo
             for digit in range(_digits(places, lambda width: most.get(width, 1))):
                 _load(load, table, device, lambda i, spec, out, d=digit: _spell(out, d))
                 _each(places, troubles, lambda place, d=digit: _number(place, d, most))
+            probed = _translated(table, places, troubles)
+            _load(load, table, device, _scattered)
+            _check_copies(table, probed, places, troubles)
+            for place, was in zip(every, before, strict=True):
+                if place.touched:
+                    changed = place.left is not None and bool(place.units[place.left[0]].any())
+                else:
+                    changed = _sum(place) != was and not _within(place, places)
+                if changed:
+                    troubles.setdefault(place.name, _CONVERTS)
     finally:
         for place in places:
             if place.left is not None:
                 where, what = place.left
                 place.units[where] = what
-    return _translated(table, places, troubles)
+    return Probed([b for b in probed.blocks if probed.stores[b.store].name not in troubles], probed.stores, troubles)
 
 
 def attach(probed: Probed, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -191,6 +215,31 @@ def _marked(index: int, spec: TensorSpec, out: torch.Tensor) -> None:
     out.fill_(_cut(_MARK, 0, out))
 
 
+def _scattered(index: int, spec: TensorSpec, out: torch.Tensor) -> None:
+    """Bits of either sign and any size, in no order."""
+    numbers = torch.arange(out.numel(), dtype=torch.int64, device=out.device) * -0x61C8864680B583EB + index * 0x2545F491
+    out.copy_(numbers >> 24)
+
+
+def _check_copies(table: TensorTable, probed: Probed, places: list[_Place], troubles: dict[str, str]) -> None:
+    """That the places hold copies of what was loaded last, also where that was in no order."""
+    units = {place.name: place.units for place in places}
+    of_tensor: dict[int, list[Block]] = {}
+    for block in probed.blocks:
+        of_tensor.setdefault(block.tensor, []).append(block)
+    for tensor, blocks in of_tensor.items():
+        spec, lies = table.tensors[tensor], units[probed.stores[blocks[0].store].name]
+        told = torch.empty(spec.units, dtype=_INTEGERS[spec.unit_bytes], device=lies.device)
+        _scattered(tensor, spec, told)
+        for block in blocks:
+            name = probed.stores[block.store].name
+            box = tuple(slice(at, at + n) for at, n in zip(block.start, block.size, strict=True))
+            there = units[name]
+            held = there.as_strided(block.size, block.strides, there.storage_offset() + block.offset)
+            if not torch.equal(held, told.reshape(shape_of(spec))[box]):
+                troubles.setdefault(name, _CONVERTS)
+
+
 def _cut(number: int, digit: int, out: torch.Tensor) -> int:
     """A digit of the number, as wide as the units of `out`, as their signed integer."""
     width = 8 * out.element_size()
@@ -225,8 +274,24 @@ def _digits(places: list[_Place], highest: Callable[[int], int]) -> int:
 
 def _sum(place: _Place) -> int:
     """Of units all over it: enough to see whether a loader wrote anything at all."""
+    if place.units.numel() <= _SEEN_WHOLE:
+        return int(
+            (place.units.reshape(-1).long() * torch.arange(1, place.units.numel() + 1, device=place.units.device)).sum()
+        )
     some = place.units[tuple(slice(None, None, max(1, size // _SEEN)) for size in place.units.shape)]
     return int(some.sum(dtype=torch.int64))
+
+
+def _within(place: _Place, others: list[_Place]) -> bool:
+    """Whether it is another look at memory that one of the others is."""
+    low, high = _extent(place)
+    return any(first <= low and high <= end for first, end in map(_extent, others))
+
+
+def _extent(place: _Place) -> tuple[int, int]:
+    units = place.units
+    start = units.data_ptr()
+    return start, start + span_of(units.shape, units.stride()) * units.element_size()
 
 
 def _put_aside(place: _Place) -> bool:

@@ -74,6 +74,9 @@ def memory_of(
         absent = [spec.name for spec, whole in zip(table.tensors, held, strict=True) if not whole]
         why = "".join(f"; {name}: {trouble}" for name, trouble in list(probed.troubles.items())[:NAMED_MAX])
         raise LayoutRefused(f"the engine does not hold all of {_few(absent)}{why}")
+    if probed.troubles:  # what is computed from weights would stay as it is when they change
+        told = "; ".join(f"{name}: {trouble}" for name, trouble in list(probed.troubles.items())[:NAMED_MAX])
+        raise LayoutRefused(f"the engine does not hold what it loads as it is loaded: {told}")
     return memory_of_stores(layout, tiling, stores, loaded=checkpoint.units)
 
 
