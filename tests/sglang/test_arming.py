@@ -82,6 +82,19 @@ class Requantizing(Model):
         super().load_weights((name, tensor * 0.5) for name, tensor in weights)
 
 
+class Summing(Model):
+    """Its weights are what was loaded; beside them it keeps what its loader makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.Buffer(torch.zeros(16))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        loaded = dict(weights)
+        super().load_weights(loaded.items())
+        self.norm.copy_(loaded["o.weight"].float().norm(dim=1))
+
+
 @dataclass
 class Node:
     """A node directory with a checkpoint of version 1, and what an engine on it is told."""
@@ -267,6 +280,14 @@ def test_weights_that_are_converted_are_refused_by_name(node: Node, arms: ArmSer
     with pytest.raises(LayoutRefused):
         arms.stage(node.request(1, 2))
     assert all(torch.equal(mine, its) for mine, its in zip(model.parameters(), held, strict=True))
+
+
+def test_what_a_loader_computes_beside_the_weights_is_refused_by_name(node: Node) -> None:
+    model = Summing()
+    node.load(model)
+    rank = node.arm(model)
+    assert rank.live is None
+    assert "norm" in (rank.refusal or "")
 
 
 def test_a_folder_that_is_no_checkpoint_is_a_refusal_and_the_model_stays(node: Node, tmp_path: Path) -> None:
