@@ -72,21 +72,6 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
     if told:
         assert [{"version": "6", "start": 0, "end": 12}] == answer["weight_versions"]
 
-    # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
-    fleet.kill_agent()
-    assert drawn[6][0] == server.complete(prompts[0])
-    fleet.start_agent(kill_at="apply.resumed")
-    fleet.wait_serving(6)
-    fleet.model.step()
-    fleet.publish()
-    assert -signal.SIGKILL == fleet.agent.wait(60)
-    with pytest.raises(AssertionError, match="Internal"):
-        server.complete(prompts[0])
-    assert "error" in server.http.post("/v1/completions", json=server.ask(prompts[0], 4)).json()
-    fleet.start_agent()
-    fleet.wait_serving(7)
-    drawn[7] = [server.complete(prompt) for prompt in prompts]
-
     # What a policy does to requests in flight
     for policy, ends in (("abort", {"abort", "length"}), ("drain", {"length"})):
         fleet.target("Pinned", max(drawn))
@@ -98,6 +83,22 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
         assert ends == {streamed.finish for streamed in under_way.streamed}
         if policy == "drain":
             assert all(len(spans) <= 1 for spans in under_way.spans)
+
+    # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
+    fleet.target()
+    fleet.kill_agent()
+    assert drawn[8][0] == server.complete(prompts[0])
+    fleet.start_agent(kill_at="apply.resumed")
+    fleet.wait_serving(8)
+    fleet.model.step()
+    fleet.publish()
+    assert -signal.SIGKILL == fleet.agent.wait(60)
+    with pytest.raises(AssertionError, match="Internal"):
+        server.complete(prompts[0])
+    assert "error" in server.http.post("/v1/completions", json=server.ask(prompts[0], 4)).json()
+    fleet.start_agent()
+    fleet.wait_serving(9)
+    drawn[9] = [server.complete(prompt) for prompt in prompts]
 
     log = server.told(1 << 30)
     assert (2, 1, 1) == tuple(map(log.count, ("Loading weights took", "layout probed", "layout remembered")))
