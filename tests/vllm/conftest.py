@@ -221,7 +221,9 @@ class VllmServer:
                 stderr=out,
                 start_new_session=True,
             )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
+        # A connection of its own for each request: the server closes idle ones while the next request is on its way.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0, limits=alone)
         self._pause = threading.Event()
 
     def wait_ready(self, seconds: int = 240) -> None:
