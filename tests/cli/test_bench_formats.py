@@ -123,6 +123,23 @@ def test_bounds_of_a_step_that_can_be_reckoned_by_hand() -> None:
     assert 2 * 512 * 1.0 == pytest.approx(bounds.context_and_step([step, step]))
 
 
+def test_nibbles_by_themselves_cost_what_can_be_reckoned_by_hand() -> None:
+    # Of 512 bytes 0x12 the low nibble moves in a quarter, from 2 to 3; no high one does.
+    old = np.full(512, 0x12, np.uint8)
+    new = old.copy()
+    new[::4] = 0x13
+    step = flat("F4", old, new)
+    assert 512 * entropy(0.25) == pytest.approx(bounds.nibble_and_step([step]))
+    assert bounds.context_and_step([step]) == pytest.approx(bounds.nibble_and_step([step]))
+    # Where a nibble's chance hangs on its neighbour, a byte knows more than two nibbles do.
+    mixed = np.concatenate([old, np.full(512, 0x22, np.uint8)])
+    moved = flat("F4", mixed, np.concatenate([new, mixed[512:]]))
+    assert 512 * entropy(0.25) == pytest.approx(bounds.context_and_step([moved]))
+    assert 1536 * entropy(128 / 1536) == pytest.approx(bounds.nibble_and_step([moved]))
+    wide = flat("BF16", old.astype(np.uint16), new.astype(np.uint16))
+    assert bounds.context_and_step([wide]) == bounds.nibble_and_step([wide])
+
+
 def entropy(share: float) -> float:
     return float(-share * np.log2(share) - (1 - share) * np.log2(1 - share))
 

@@ -40,6 +40,26 @@ def context_and_step(steps: Sequence[Flat]) -> float:
     return bits
 
 
+def nibble_and_step(steps: Sequence[Flat]) -> float:
+    """As `context_and_step`, but of packed nibbles each is a unit and a context of its own: sixteen contexts instead of 256."""
+    bits = 0.0
+    for step in steps:
+        if ALPHABETS[step.dtype].order != NIBBLES:
+            bits += context_and_step([step])
+            continue
+        counts = _units_of(ALPHABETS[step.dtype], step.old).reshape(16, 16)
+        old, new = (_unpacked(units) for units in (step.before, step.after))
+        moved = old != new
+        changed = old[moved]
+        bits += _where(counts.sum(0) + counts.sum(1), np.bincount(changed, minlength=16))
+        bits += _what(changed, _ordered(new[moved], 4) - _ordered(changed, 4))
+    return bits
+
+
+def _unpacked(units: Units) -> Integers:
+    return np.concatenate([units & 15, units >> 4]).astype(np.int64)
+
+
 class History:
     """When each unit last changed, and which way: contexts that a coder would have if both sides remembered."""
 

@@ -22,6 +22,7 @@ CHOSEN = "chosen"
 CONTEXT = CODEC_NAMES[CODEC_CONTEXT]
 CODECS_SHOWN = (CHOSEN, CONTEXT, *(codec.name for codec in CODECS.values() if codec.id != CODEC_RAW))
 BOUND = "bound: (context, step)"
+BOUND_NIBBLE = "bound: (nibble, step)"
 BOUND_XOR = "bound: position + XOR"
 BOUND_HISTORY = "bound: with history"
 
@@ -74,6 +75,8 @@ def measure(old: View, new: View, *, history: bounds.History | None = None) -> F
     bits = {name: 8.0 * delta.size_bytes for name, delta in deltas.items()}
     bits |= {name: 8.0 * sum(size(step) for step in flat if step.positions.size) for name, size in PEERS.items()}
     bits |= {BOUND_XOR: bounds.position_and_flip(flat), BOUND: bounds.context_and_step(flat)}
+    if any(step.dtype == "F4" for step in flat):
+        bits[BOUND_NIBBLE] = bounds.nibble_and_step(flat)
     if history is not None:
         (only,) = flat
         bits[BOUND_HISTORY] = history.bits(only)

@@ -29,7 +29,9 @@ class Column:
         return sum(values) / len(self.steps)
 
     def cells(self, name: str) -> str:
-        """Bits a change of a format, and how many times the bound that is."""
+        """Bits a change of a format, and how many times the bound that is; empty where it was not measured."""
+        if any(name not in step.bits for step in self.steps):
+            return ""
         bits = self.mean([step.a_change(name) for step in self.steps])
         ratio = self.mean([step.to_bound(name) for step in self.steps])
         return f"{bits:.2f} {ratio:.2f}x"
@@ -59,7 +61,7 @@ class Table:
             row("units changed", lambda c: f"{c.mean([s.share for s in c.steps]):.3%}"),
             row("changes", lambda c: f"{c.changed:,}"),
         ]
-        for name in first.bits:
+        for name in dict.fromkeys(name for column in self.columns for name in column.steps[0].bits):
             rows.append(row(name, lambda c, name=name: c.cells(name)))
             if name == CHOSEN:
                 rows += [part(spent) for spent in first.spent]
