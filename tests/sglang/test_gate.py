@@ -254,3 +254,22 @@ def test_an_engine_of_several_ranks_begins_failed_as_soon_as_its_server_is_up(
 def test_a_proof_in_service_only_stamps(server: SglangStandIn, make_gate: MakeGate) -> None:
     make_gate().prove(5)
     assert (["/update_weight_version"], "5", 0) == (server.paths, server.weight_version, server.ended)
+
+
+def test_a_hold_that_ends_by_itself_when_the_process_has_closed_its_client_raises_nowhere(
+    server: SglangStandIn,
+) -> None:
+    client = httpx.Client(trust_env=False)
+    gate = SglangGate(
+        Routes(server.url, client),
+        ranks=2,
+        kv=KvPolicy.FLUSH,
+        clock=ManualClock(),
+        log=structlog.get_logger(),
+        spans=dict,
+        patience_s=60.0,
+    )
+    gate.hold(Policy.KEEP)
+    client.close()
+    gate.release()
+    assert server.stands

@@ -191,7 +191,7 @@ class SglangGate:
     def _go_on_after_trouble(self) -> None:
         try:
             self._go_on()
-        except SynclineError as error:
+        except Exception as error:  # of a closed client, too: in a timer's thread nobody would see it
             self._log.error("the engine was paused and does not go on", reason=str(error))
 
     def _stop_timer(self) -> None:
