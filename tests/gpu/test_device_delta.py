@@ -169,6 +169,8 @@ def test_tensors_of_another_size_are_refused() -> None:
 
 
 def test_the_current_device_is_the_one_asked_for() -> None:
-    assert 1 == memory.current(torch.device("cuda:1")).idx
+    asked = memory.current(torch.device("cuda:1"))
+    assert isinstance(asked, torch.cuda.device)
+    assert 1 == asked.idx
     with memory.current(CPU):
         pass  # nothing to be chosen

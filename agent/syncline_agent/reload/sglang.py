@@ -83,7 +83,10 @@ class SglangReloading:
         ranks = done(answer, "give checksums of its weights").get("ranks")
         if not isinstance(ranks, list):
             return None
-        told = [rank.get("checksums") if isinstance(rank, dict) else None for rank in ranks]
-        if not all(isinstance(checks, dict) for checks in told):
-            return None
-        return {f"{rank}:{name}": str(check) for rank, checks in enumerate(told) for name, check in checks.items()}
+        told: dict[str, str] = {}
+        for number, rank in enumerate(ranks):
+            checks = rank.get("checksums") if isinstance(rank, dict) else None
+            if not isinstance(checks, dict):
+                return None
+            told |= {f"{number}:{name}": str(check) for name, check in checks.items()}
+        return told
