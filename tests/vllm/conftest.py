@@ -146,6 +146,9 @@ class Streamed:
 class Traffic:
     """Requests that follow each other until the block ends, and what became of them."""
 
+    SPANNING = 1500
+    """Tokens of a request that is to meet a commit."""
+
     def __init__(self, server: VllmServer, prompts: list[list[int]]) -> None:
         self._server = server
         self._stopping = threading.Event()
@@ -153,7 +156,8 @@ class Traffic:
         self._begun = [threading.Event() for _ in prompts]
         asked = zip(prompts, lengths, self._begun, strict=True)
         self._readers = [threading.Thread(target=self._read, args=request) for request in asked]
-        self._readers.append(threading.Thread(target=self._read_spans, args=(prompts[0], 500)))
+        self._spanning = threading.Semaphore(0)
+        self._readers.append(threading.Thread(target=self._read_spans, args=(prompts[0],)))
         # A reader of streams may lag far behind the engine; these are in flight for as long as the engine works on them.
         self._readers += [threading.Thread(target=self._ask, args=(prompt,)) for prompt in prompts[:2]]
         self.streamed: list[Streamed] = []
@@ -185,9 +189,16 @@ class Traffic:
             choice = answer["choices"][0]
             self.streamed.append(Streamed(choice["token_ids"], choice["finish_reason"], None))
 
-    def _read_spans(self, prompt: list[int], tokens: int) -> None:
+    def wait_for_a_new_one(self) -> None:
+        """Return when a request whose versions are told has just begun: what follows soon meets it."""
+        while self._spanning.acquire(blocking=False):
+            pass
+        assert self._spanning.acquire(timeout=60)
+
+    def _read_spans(self, prompt: list[int]) -> None:
         while not self._stopping.is_set():
-            answer = self._server.generate(prompt, tokens)
+            self._spanning.release()
+            answer = self._server.generate(prompt, self.SPANNING)
             if answer["finish_reason"] == "length":
                 self.spans.append(answer.get("weight_versions", []))
 

@@ -46,13 +46,14 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
         assert version == fleet.publish()
     with traffic(server, prompts) as under_way:
         for version in (4, 5):
+            under_way.wait_for_a_new_one()
             fleet.target("Pinned", version)
             follow(version)
     assert {(None, "length")} == {(streamed.error, streamed.finish) for streamed in under_way.streamed}
     told = [spans for spans in under_way.spans if spans]
     assert under_way.spans == told or server.release < (0, 32)
     for spans in told:
-        assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), 500]
+        assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), traffic.SPANNING]
         assert sorted(spans, key=lambda span: int(span["version"])) == spans
     if told:
         assert {"3", "4", "5"} == {span["version"] for spans in told for span in spans}
@@ -78,6 +79,7 @@ def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
         fleet.model.step()
         version = fleet.publish()
         with traffic(server, prompts) as under_way:
+            under_way.wait_for_a_new_one()
             fleet.target(policy=policy)
             follow(version)
         assert ends == {streamed.finish for streamed in under_way.streamed}

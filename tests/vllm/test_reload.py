@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,15 @@ def test_vllm_is_reloaded_where_its_arm_refuses_and_proven_where_its_weights_are
     fleet.start_agent()
     assert "_proj" in follow(1, proven=False)["engine"]["unprovable"]
     fleet.model.step()
-    fleet.publish()
-    stream = server.stream(prompts[0], 110)
-    assert "reload" == follow(2, proven=False)["apply_path"]
-    assert (None, "length", 110) == (stream.end().error, stream.finish, len(stream.tokens))
-    assert drawn[1][0] == stream.tokens[:12]
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as reader:
+        reading = reader.submit(server.stream, prompts[0], 110, begun)
+        assert begun.wait(60)
+        fleet.publish()
+        assert "reload" == follow(2, proven=False)["apply_path"]
+        streamed = reading.result(60)
+    assert (None, "length", 110) == (streamed.error, streamed.finish, len(streamed.tokens))
+    assert drawn[1][0] == streamed.tokens[:12]
     server.kill()
     fleet.kill_agent()
 
