@@ -11,9 +11,9 @@ import httpx
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock, system_random
-from syncline.errors import DigestMismatch
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.reload.routes import Routes
 from syncline_agent.sglang.gate import SglangGate
 from syncline_agent.sglang.placement import Placement
@@ -92,15 +92,14 @@ class Rank:
     def _sweep_for_ever(self) -> None:
         live, arm = self.live, self._arm
         assert live is not None and arm is not None  # started by `start`
-        while not self._stopping.wait(self._settings.sweep_interval_s):
-            try:
-                self.log.info("sweep matched", version=live.sweep(rest=SWEEP_REST).version)
-            except DigestMismatch as error:
-                self.log.error("sweep failed", reason=str(error))
-            except Exception:  # memory that cannot be read now: the next sweep must come all the same
-                self.log.exception("sweep did not end")
-            finally:
-                arm.notify()
+        sweep_for_ever(
+            live,
+            arm,
+            self._stopping,
+            interval_s=self._settings.sweep_interval_s,
+            rest=SWEEP_REST,
+            log=self.log,
+        )
 
 
 def keep(model: Any, rank: Rank) -> None:

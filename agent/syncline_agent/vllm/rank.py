@@ -8,10 +8,10 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from syncline.errors import DigestMismatch
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.gate import Gate
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.vllm.settings import VllmSettings
 
 SWEEP_REST = 9.0
@@ -73,15 +73,14 @@ class Rank:
     def _sweep_for_ever(self) -> None:
         live, arm = self.live, self._arm
         assert live is not None and arm is not None  # started by `start`
-        while not self._stopping.wait(self._settings.sweep_interval_s):
-            try:
-                self._log.info("sweep matched", version=live.sweep(rest=SWEEP_REST).version)
-            except DigestMismatch as error:
-                self._log.error("sweep failed", reason=str(error))
-            except Exception:  # memory that cannot be read now: the next sweep must come all the same
-                self._log.exception("sweep did not end")
-            finally:
-                arm.notify()
+        sweep_for_ever(
+            live,
+            arm,
+            self._stopping,
+            interval_s=self._settings.sweep_interval_s,
+            rest=SWEEP_REST,
+            log=self._log,
+        )
 
 
 def rank_of(worker: Any) -> Rank | None:
