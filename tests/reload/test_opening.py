@@ -39,14 +39,14 @@ class Scripted:
         return self.said
 
     def stage(self, request: StageRequest) -> StageResult:
-        raise NotImplementedError
+        raise AssertionError("not asked for here")
 
     def commit(self, target: int, policy: Policy) -> CommitResult:
         self.calls.append("commit")
         return CommitResult(target, "", 0.0)
 
     def undo(self, version: int) -> CommitResult:
-        raise NotImplementedError
+        raise AssertionError("not asked for here")
 
     def discard(self) -> None:
         self.calls.append("discard")
