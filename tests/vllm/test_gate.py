@@ -17,7 +17,7 @@ from syncline.clock import SystemClock
 from syncline.errors import EngineUnavailable
 from syncline.logs import logger
 from syncline.versions import Policy
-from syncline_agent.reference.stepgate import Patience
+from syncline_agent.arm.stepgate import Patience
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.gate import CoreGate, Terms
 from syncline_agent.vllm.settings import KvPolicy

@@ -19,12 +19,12 @@ from syncline.metrics import Metrics
 from syncline_agent.arm.answering import UNPROVEN
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience
 from syncline_agent.reference.loading import Loaded, Place, load
 from syncline_agent.reference.model import Decoder
 from syncline_agent.reference.ranks import ALONE, Others
 from syncline_agent.reference.requests import NO_TOKENIZER, Limits
 from syncline_agent.reference.scheduler import Scheduler
-from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience
 from syncline_agent.reference.sweeps import sweep
 
 LOOK_S = 0.1

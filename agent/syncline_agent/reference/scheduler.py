@@ -22,10 +22,10 @@ from syncline.logs import logger
 from syncline.metrics import Metrics
 from syncline.versions import Policy
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience, StepGate
 from syncline_agent.reference.choices import Choice, Finish, Output
 from syncline_agent.reference.model import Decoder
 from syncline_agent.reference.sampling import sample
-from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience, StepGate
 
 PREFILL_ROWS = 512
 """Prompt tokens that one step takes in beside the running sequences; a longer prompt goes alone."""

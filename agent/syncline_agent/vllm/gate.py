@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
 from syncline.versions import Policy
-from syncline_agent.reference.stepgate import DEFAULT_PATIENCE, Patience, StepGate
+from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience, StepGate
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.hooks import look_up
 

@@ -11,7 +11,7 @@ import pytest
 from syncline.clock import SystemClock
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
-from syncline_agent.reference.stepgate import Patience, StepGate
+from syncline_agent.arm.stepgate import Patience, StepGate
 
 
 class Loop:
