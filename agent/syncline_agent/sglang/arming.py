@@ -17,11 +17,11 @@ from syncline.clock import Clock
 from syncline.errors import DigestMismatch, LayoutRefused, SynclineError
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.probing import Probed, probe
+from syncline_agent.arm.torch_stores import check_not_derived, memory_of, storages_of, stores_of
 from syncline_agent.sglang.placement import Placement
 from syncline_agent.sglang.scratch import aside
 from syncline_agent.sglang.settings import SglangSettings
 from syncline_agent.sglang.still import Still
-from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of, stores_of
 
 
 class Arming:

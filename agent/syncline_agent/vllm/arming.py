@@ -23,8 +23,8 @@ from syncline.errors import CheckpointBusy, DigestMismatch, LayoutRefused, Syncl
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.probing import Probed, probe
 from syncline_agent.arm.remembering import key_of, recall, remember
+from syncline_agent.arm.torch_stores import check_not_derived, memory_of, storages_of, stores_of
 from syncline_agent.vllm.hooks import look_up
-from syncline_agent.vllm.memory import check_not_derived, memory_of, storages_of, stores_of
 from syncline_agent.vllm.settings import VllmSettings
 
 LAYOUTS = "layouts"
