@@ -26,6 +26,7 @@ from syncline.testing.weight_run import WeightRun
 from syncline.versions import Policy
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.server import ArmServer
+from syncline_agent.arm.settings import ArmSettings
 from syncline_agent.engine import DeltaFiles, StageRequest
 from syncline_agent.sglang import loader, register
 from syncline_agent.sglang.installing import SCHEDULER, around_loader, around_scheduler, look_up, tokens_of
@@ -158,7 +159,7 @@ def node(tmp_path: Path, server: SglangStandIn) -> Iterator[Node]:
     run.checkpoint(tmp_path / "n" / "checkpoint", 1)
     run.step()
     run.step()
-    settings = SglangSettings(tmp_path / "n" / "arm.sock", tmp_path / "n" / "checkpoint", server.url)
+    settings = SglangSettings(ArmSettings(tmp_path / "n" / "arm.sock"), server.url)
     node = Node(tmp_path / "n", run, settings)
     yield node
     for rank in node.ranks:
@@ -167,7 +168,7 @@ def node(tmp_path: Path, server: SglangStandIn) -> Iterator[Node]:
 
 @pytest.fixture
 def arms(node: Node) -> Iterator[ArmServer]:
-    with ArmServer(node.settings.socket) as arms:
+    with ArmServer(node.settings.arm.socket) as arms:
         yield arms
 
 
@@ -194,7 +195,7 @@ def proven(arms: ArmServer) -> Callable[[], bool]:
 def test_a_running_server_is_armed_without_touching_its_weights(node: Node) -> None:
     model = node.load(Model())
     places = [p.data_ptr() for p in model.parameters()]
-    node.settings.socket.parent.joinpath("arm.token").write_text("t")
+    node.settings.arm.socket.parent.joinpath("arm.token").write_text("t")
     rank = node.arm(model)
     assert (None, True) == (rank.refusal, rank.live is not None and rank.live.in_service)
     assert places == [p.data_ptr() for p in model.parameters()]
@@ -291,7 +292,8 @@ def test_what_a_loader_computes_beside_the_weights_is_refused_by_name(node: Node
 
 
 def test_a_folder_that_is_no_checkpoint_is_a_refusal_and_the_model_stays(node: Node, tmp_path: Path) -> None:
-    settings = SglangSettings(node.settings.socket, tmp_path / "nothing", node.settings.url)
+    told = ArmSettings(node.settings.arm.socket, checkpoint=tmp_path / "nothing")
+    settings = SglangSettings(told, node.settings.url)
     model = node.load(Model())
     where = Placement(0, 1, None)
     rank = armed(model, settings, where, clock=SystemClock(), log=structlog.get_logger())

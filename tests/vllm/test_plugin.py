@@ -15,7 +15,7 @@ import pytest
 from syncline.errors import LayoutRefused, Rejected
 from syncline_agent.vllm import hooks, register
 from syncline_agent.vllm.hooks import Hook, check_hooks
-from syncline_agent.vllm.settings import KvPolicy, VllmSettings
+from syncline_agent.vllm.settings import CpuLinear, KvPolicy, VllmSettings
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
@@ -59,12 +59,12 @@ def test_a_setting_that_cannot_be_used_is_refused_by_its_variable(name: str, val
 
 def test_settings_that_are_not_given_are_the_usual_ones() -> None:
     settings = VllmSettings.from_env({"SYNCLINE_ARM_SOCKET": "n/arm.sock", "HOSTNAME": "pod-7", "SYNCLINE_POOL": ""})
-    assert (Path("n/arm.sock"), "default", "pod-7") == (settings.socket, settings.pool, settings.pod)
-    assert (None, None, KvPolicy.SALT, True) == (
-        settings.token_file,
-        settings.checkpoint,
+    assert (Path("n/arm.sock"), "default", "pod-7") == (settings.arm.socket, settings.arm.pool, settings.arm.pod)
+    assert (None, None, KvPolicy.SALT, CpuLinear.PLAIN) == (
+        settings.arm.token_file,
+        settings.arm.checkpoint,
         settings.kv,
-        settings.plain_linear,
+        settings.cpu_linear,
     )
 
 

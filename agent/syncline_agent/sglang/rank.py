@@ -48,16 +48,16 @@ class Rank:
 
     def start(self, spans: Spans) -> None:
         """Connect to the agent. `spans` is asked while the scheduler stands."""
-        settings, where = self._settings, self._placement
+        told, where = self._settings.arm, self._placement
         gate = self._gate(spans) if where.rank == 0 else None
         self._arm = ArmClient(
-            settings.socket,
-            ArmIdentity(ENGINE, settings.pool, settings.pod, where.rank, where.ranks),
+            told.socket,
+            ArmIdentity(ENGINE, told.pool, told.pod, where.rank, where.ranks),
             self.live,
             gate,
             refusal=self.refusal,
             randomness=system_random(),
-            token_file=settings.token_file,
+            token_file=told.token_file,
             log=self.log,
         )
         self._arm.start()
@@ -96,7 +96,7 @@ class Rank:
             live,
             arm,
             self._stopping,
-            interval_s=self._settings.sweep_interval_s,
+            interval_s=self._settings.arm.sweep_interval_s,
             rest=SWEEP_REST,
             log=self.log,
         )

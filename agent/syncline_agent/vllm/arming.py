@@ -53,7 +53,7 @@ class Arming:
 
     def __enter__(self) -> Self:
         """Hold the checkpoint still. From here on the loader's hook finds this rank."""
-        folder = self._settings.checkpoint or Path(self._config.model_config.model)
+        folder = self._settings.arm.checkpoint or Path(self._config.model_config.model)
         token = UNDER_WAY.set(self)
         self._open.callback(UNDER_WAY.reset, token)
         self.refusal = unfit(self._config)
@@ -86,7 +86,7 @@ class Arming:
             return
         began = self._clock.monotonic()
         held = [*model.named_parameters(), *model.named_buffers()]
-        folder, known = self._settings.socket.parent / LAYOUTS, "remembered"
+        folder, known = self._settings.arm.socket.parent / LAYOUTS, "remembered"
         try:
             key = key_of(checkpoint.table, held, engine_of(self._config, model))
             self._probed = recall(folder, key, held)

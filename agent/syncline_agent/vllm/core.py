@@ -51,10 +51,9 @@ class CoreSide:
             rank.connect(met)
             self._arm = None
             return
-        who = ArmIdentity(ENGINE, settings.pool, settings.pod, None, parallel.world_size)
-        self._arm = ArmClient(
-            settings.socket, who, None, met, randomness=randomness, token_file=settings.token_file, log=log
-        )
+        told = settings.arm
+        who = ArmIdentity(ENGINE, told.pool, told.pod, None, parallel.world_size)
+        self._arm = ArmClient(told.socket, who, None, met, randomness=randomness, token_file=told.token_file, log=log)
 
     def start(self) -> None:
         """The loop begins: guard what its steps let out, and meet the agent."""

@@ -17,7 +17,7 @@ from syncline.clock import Clock, SystemClock, system_random
 from syncline.errors import SynclineError
 from syncline.logs import logger, set_up_logs
 from syncline_agent.vllm.hooks import CORE, check_hooks, look_up, replace
-from syncline_agent.vllm.settings import VllmSettings
+from syncline_agent.vllm.settings import CpuLinear, VllmSettings
 
 Original = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def install(environ: Mapping[str, str]) -> None:
         return
     _around_workers(settings, clock, log)
     _around_core(settings, clock, log)
-    if settings.plain_linear:
+    if settings.cpu_linear is CpuLinear.PLAIN:
         _keep_linear_weights()
 
 
@@ -55,7 +55,7 @@ def _around_workers(settings: VllmSettings, clock: Clock, log: FilteringBoundLog
                 result = original(self, *arguments, **named)
                 arming.finish(self.model_runner.get_model())
             self.syncline = Rank(
-                settings,
+                settings.arm,
                 arming.live,
                 arming.refusal,
                 rank=self.rank,

@@ -12,7 +12,7 @@ from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.gate import Gate
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.periodic import sweep_for_ever
-from syncline_agent.vllm.settings import VllmSettings
+from syncline_agent.arm.settings import ArmSettings
 
 SWEEP_REST = 9.0
 """A sweep sleeps so many times as long as it worked: a tenth of a core, and of the engine's memory bandwidth."""
@@ -24,7 +24,7 @@ class Rank:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: ArmSettings,
         live: LiveWeights | None,
         refusal: str | None,
         *,
