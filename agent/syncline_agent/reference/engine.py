@@ -19,13 +19,13 @@ from syncline.metrics import Metrics
 from syncline_agent.arm.answering import UNPROVEN
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.periodic import SweepMetrics, sweep_for_ever
 from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience
 from syncline_agent.reference.loading import Loaded, Place, load
 from syncline_agent.reference.model import Decoder
 from syncline_agent.reference.ranks import ALONE, Others
 from syncline_agent.reference.requests import NO_TOKENIZER, Limits
 from syncline_agent.reference.scheduler import Scheduler
-from syncline_agent.reference.sweeps import sweep
 
 LOOK_S = 0.1
 """Between two looks for a checkpoint that is not there yet."""
@@ -145,8 +145,9 @@ class ReferenceEngine:
         arm.start()
         others.serve()
         self._running = Running(live, scheduler, arm, limits)
-        while not self._stopping.wait(settings.sweep_interval_s):
-            sweep(live, arm, pool=settings.pool, clock=self._clock, metrics=self._metrics, log=self._log)
+        counted = SweepMetrics(self._metrics, settings.pool, self._clock)
+        every = settings.sweep_interval_s
+        sweep_for_ever(live, arm, self._stopping, interval_s=every, log=self._log, counted=counted)
 
     def _load(self) -> tuple[Loaded, Decoder] | None:
         """Weights, as soon as there are any, and what computes with them; None when told to stop first."""

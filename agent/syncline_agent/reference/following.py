@@ -21,8 +21,8 @@ import torch
 from syncline.clock import SystemClock, system_random
 from syncline.errors import CheckpointBusy, SourceNotReady
 from syncline.logs import logger, set_up_logs
-from syncline.metrics import Metrics
 from syncline_agent.arm.client import ArmClient, ArmIdentity
+from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.reference.collective import Collective, meet
 from syncline_agent.reference.loading import Loaded, Place, load
 from syncline_agent.reference.model import Decoder
@@ -36,7 +36,6 @@ from syncline_agent.reference.orders import (
     ServeOrder,
     StepOrder,
 )
-from syncline_agent.reference.sweeps import sweep
 
 LOOK_S = 0.2
 """Between two looks whether the weights are in doubt, while no step comes."""
@@ -48,7 +47,7 @@ class FollowingRank:
     def __init__(self, settings: RankSettings, pipe: Connection[Loading | Doubt, Order]) -> None:
         self._rank, self._meeting, self._settings = settings.rank, settings.meeting, settings.engine
         self._pipe = pipe
-        self._clock, self._metrics = SystemClock(), Metrics()
+        self._clock = SystemClock()
         self._log = logger("engine", pool=self._settings.pool, pod=self._settings.pod, rank=self._rank)
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._loaded: Loaded | None = None
@@ -131,9 +130,8 @@ class FollowingRank:
         ).start()
 
     def _sweep_for_ever(self, loaded: Loaded, arm: ArmClient) -> None:
-        pool = self._settings.pool
-        while not self._stopping.wait(self._settings.sweep_interval_s):
-            sweep(loaded.live, arm, pool=pool, clock=self._clock, metrics=self._metrics, log=self._log)
+        every = self._settings.sweep_interval_s
+        sweep_for_ever(loaded.live, arm, self._stopping, interval_s=every, log=self._log)
 
     def _say_doubt(self) -> None:
         doubt = None if self._loaded is None else self._loaded.live.error

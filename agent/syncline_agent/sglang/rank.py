@@ -20,8 +20,6 @@ from syncline_agent.sglang.placement import Placement
 from syncline_agent.sglang.settings import SglangSettings
 
 ENGINE = "sglang"
-SWEEP_REST = 9.0
-"""A sweep sleeps so many times as long as it worked: a tenth of a core, and of the engine's memory bandwidth."""
 
 Spans = Callable[[], Mapping[str, int]]
 
@@ -97,7 +95,6 @@ class Rank:
             arm,
             self._stopping,
             interval_s=self._settings.arm.sweep_interval_s,
-            rest=SWEEP_REST,
             log=self.log,
         )
 

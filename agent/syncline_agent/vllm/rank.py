@@ -14,8 +14,6 @@ from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.arm.settings import ArmSettings
 
-SWEEP_REST = 9.0
-"""A sweep sleeps so many times as long as it worked: a tenth of a core, and of the engine's memory bandwidth."""
 ENGINE = "vllm"
 
 
@@ -78,7 +76,6 @@ class Rank:
             arm,
             self._stopping,
             interval_s=self._settings.sweep_interval_s,
-            rest=SWEEP_REST,
             log=self._log,
         )
 
