@@ -62,8 +62,10 @@ class Request:
 class Scheduler:
     """Runs everything that it has, a token a step, unless paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, hands_out: Callable[[Request], Any]) -> None:
+        """`hands_out`: what it says of a request that it ended."""
         self.requests: dict[str, Request] = {}
+        self.hands_out = hands_out
         self.pause_state = 0
         self.resets: list[bool] = []
 
@@ -78,12 +80,12 @@ class Scheduler:
     def get_num_unfinished_requests(self) -> int:
         return len(self.runs())
 
-    def finish_requests(self, names: None, status: Status) -> list[Request]:
+    def finish_requests(self, names: None, status: Status) -> list[Any]:
         ended = list(self.requests.values())
         self.requests.clear()
         for request in ended:
             request.status = status
-        return ended
+        return list(map(self.hands_out, ended))
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
         self.resets.append(reset_running_requests)
@@ -93,10 +95,10 @@ class Scheduler:
 class Core:
     """The loop of an engine core with a batch in flight."""
 
-    def __init__(self) -> None:
+    def __init__(self, hands_out: Callable[[Request], Any]) -> None:
         self.input_queue: queue.Queue[Any] = queue.Queue()
         self.output_queue: queue.Queue[tuple[int, Any]] = queue.Queue()
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(hands_out)
         self.batch_queue: deque[list[Request]] = deque()
         self.weight_version = "default"
         self.stood_with_batch = False
@@ -112,9 +114,10 @@ class Core:
     def _send_error_outputs_to_client(self, names: list[str], client: int) -> None:
         self._send(names, client, "error")
 
-    def _send_abort_outputs(self, requests: list[Request]) -> None:
-        for request in requests:
-            self._send([request.request_id], request.client_index, "abort")
+    def _send_abort_outputs(self, ended: list[Any]) -> None:
+        for one in ended:
+            name, client = one if isinstance(one, tuple) else (one.request_id, one.client_index)
+            self._send([name], client, "abort")
 
     def _send(self, names: list[str], client: int, finish: str) -> None:
         outputs = [SimpleNamespace(request_id=name, finish_reason=finish) for name in names]
@@ -186,7 +189,7 @@ def make() -> Iterator[Make]:
     cores: list[Core] = []
 
     def start(kv: KvPolicy = KvPolicy.SALT, failed: str | None = None, **more: Any) -> tuple[Core, CoreGate]:
-        core = Core()
+        core = Core(more.pop("hands_out", lambda request: request))
 
         def still() -> None:
             core.stood_with_batch = core.stood_with_batch or bool(core.batch_queue)
@@ -247,8 +250,11 @@ def test_what_is_computed_after_a_write_leaves_only_when_published(make: Make) -
     assert (3, "length") == core.told("a")
 
 
-def test_a_failed_gate_ends_what_runs_and_what_had_ended_unseen_and_refuses_what_comes(make: Make) -> None:
-    core, gate = make()
+@pytest.mark.parametrize("hands_out", [lambda request: request, lambda r: (r.request_id, r.client_index)])
+def test_a_failed_gate_ends_what_runs_and_what_had_ended_unseen_and_refuses_what_comes(
+    make: Make, hands_out: Callable[[Request], Any]
+) -> None:
+    core, gate = make(hands_out=hands_out)
     write(gate, 2)
     core.ask("ended", 1)
     core.ask("runs", 10_000)

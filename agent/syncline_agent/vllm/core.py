@@ -14,9 +14,9 @@ from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.gate import Gate, OpenGate
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.gate import CoreGate, Terms
-from syncline_agent.vllm.hooks import look_up
 from syncline_agent.vllm.rank import ENGINE, Rank, rank_of, refusal_of
 from syncline_agent.vllm.settings import VllmSettings
+from syncline_agent.vllm.workers import settle
 
 
 class CoreSide:
@@ -40,7 +40,7 @@ class CoreSide:
                 Terms.of_vllm(),
                 clock=clock,
                 unfit=lambda: None if rank is None else rank.error,
-                still=partial(core.collective_rpc, "synchronize_device") if _synchronizes() else lambda: None,
+                still=partial(core.collective_rpc, settle),
                 failed=None if alone else UNPROVEN,
                 log=log,
             )
@@ -85,11 +85,6 @@ def arm(
 ) -> None:
     """Give a core its side."""
     core.syncline = CoreSide(core, settings, clock=clock, randomness=randomness, log=log)
-
-
-def _synchronizes() -> bool:
-    """Whether workers can be told to wait for their device; they cannot in every release."""
-    return hasattr(look_up("vllm.v1.worker.gpu_worker", "Worker"), "synchronize_device")
 
 
 def _own_rank(core: Any) -> Rank | None:

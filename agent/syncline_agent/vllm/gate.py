@@ -245,8 +245,17 @@ class CoreGate:
             for client, ended in outputs.items():
                 failed[client] += [output.request_id for output in ended.outputs if output.finish_reason is not None]
         self._dropped = []
-        for request in self._core.scheduler.finish_requests(None, self._terms.failed):
-            failed[request.client_index].append(request.request_id)
+        for ended in self._core.scheduler.finish_requests(None, self._terms.failed):
+            name, client = _told_of(ended)
+            failed[client].append(name)
         for client, names in failed.items():
             if names:
                 self._core._send_error_outputs_to_client(names, client)
+
+
+def _told_of(ended: Any) -> tuple[str, int]:
+    """The id and the client of a request that a scheduler ended: older releases hand out these, newer ones requests."""
+    if isinstance(ended, tuple):
+        name, client = ended
+        return name, client
+    return ended.request_id, ended.client_index

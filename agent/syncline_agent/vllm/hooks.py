@@ -1,7 +1,7 @@
 """Which parts of vLLM the arm leans on: none of them is its public interface, so each is looked for before anything is
 changed.
 
-Found alike in vLLM 0.30, 0.31 and 0.32. A release that lacks one is refused by the name of what it lacks; numbers of
+Found alike in vLLM 0.20, 0.30, 0.31 and 0.32. A release that lacks one is refused by the name of what it lacks; numbers of
 releases are not compared.
 """
 
@@ -61,7 +61,7 @@ def check_hooks(hooks: Sequence[Hook] = HOOKS) -> None:
     if missing:
         raise LayoutRefused(
             f"this vLLM has no {', '.join(missing[:3])}{' …' if missing[3:] else ''}, which the arm needs; take vLLM"
-            " 0.30 to 0.32, or let the agent use the engine's reload route"
+            " 0.20 or 0.30 to 0.32, or let the agent use the engine's reload route"
         )
 
 
