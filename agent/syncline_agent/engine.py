@@ -15,7 +15,7 @@ What a failure means:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -113,6 +113,24 @@ class CommitResult:
     """How long no forward step could run."""
     spans: Mapping[str, int] = field(default_factory=dict[str, int])
     """Request id -> output tokens that the version before produced so far; those in flight are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A change of version as the requests in the engine met it."""
+
+    before: Applied | None
+    """None where nobody knows."""
+    after: Applied | None
+    """None where the commit failed after its first write: requests in flight failed with it."""
+    spans: Mapping[str, int] | None
+    """As of `CommitResult`; None where the engine does not count."""
+    ended: Sequence[str] | None
+    """Ids of requests that ended since the commit before; None where nobody counted."""
+
+
+Witness = Callable[[Crossing], None]
+"""Called in the thread that commits, before any token of the new version may leave the engine."""
 
 
 class Engine(Protocol):

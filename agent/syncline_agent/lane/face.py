@@ -1,0 +1,133 @@
+"""What the agent tells a gateway beside the engine, over HTTP on a Unix socket in the node directory: SOCKET.md.
+
+Only answers; nothing here changes what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from syncline.errors import Rejected
+from syncline_agent.engine import Applied
+from syncline_agent.lane.commits import CommitLog, Noted, Page
+from syncline_agent.status import Status
+
+SOCKET_MODE = 0o660
+MOST_WAIT_S = 60.0
+
+
+def make_face(status: Callable[[], Status], commits: CommitLog) -> web.Application:
+    """Routes over what is handed in; starts nothing."""
+
+    async def show_state(_request: web.Request) -> web.Response:
+        return web.json_response(_state(status(), commits))
+
+    async def show_commits(request: web.Request) -> web.Response:
+        try:
+            after = _number(request.query, "after", 0)
+            wait_s = min(_number(request.query, "wait", 0), MOST_WAIT_S)
+        except ValueError as error:
+            return web.json_response({"error": {"type": "Rejected", "message": str(error)}}, status=400)
+        page = await _page(commits, after, wait_s)
+        return web.json_response(
+            {
+                "log": page.log,
+                "first": page.first,
+                "last": page.last,
+                "commits": [_commit(noted) for noted in page.commits],
+            }
+        )
+
+    app = web.Application()
+    app.router.add_get("/v1/state", show_state)
+    app.router.add_get("/v1/commits", show_commits)
+    return app
+
+
+async def listen_at(runner: web.AppRunner, path: Path) -> None:
+    """Answer at `path` from here on; what another agent left there is removed. Rejected where no socket can be made."""
+    path.unlink(missing_ok=True)
+    try:
+        await web.UnixSite(runner, str(path)).start()
+        path.chmod(SOCKET_MODE)
+    except OSError as error:
+        raise Rejected(
+            f"cannot listen at {path}: {error.strerror or error}; give a shorter, writable --node-dir"
+        ) from error
+
+
+async def _page(commits: CommitLog, after: int, wait_s: float) -> Page:
+    """What comes after `after`, waited for if there is nothing yet."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(news.set)
+        except RuntimeError:
+            pass  # the loop has ended, and with it whoever waited
+
+    leave = commits.listen(tell)
+    try:
+        page = commits.since(after)
+        if page.last <= after and wait_s > 0:
+            try:
+                await asyncio.wait_for(news.wait(), wait_s)
+            except TimeoutError:
+                pass
+            page = commits.since(after)
+        return page
+    finally:
+        leave()
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ValueError(f"{name}={text[:40]} is no whole number")
+    return int(text)
+
+
+def _state(status: Status, commits: CommitLog) -> dict[str, Any]:
+    page = commits.since(2**62)
+    engine = status.engine
+    return {
+        "log": page.log,
+        "last": page.last,
+        "run": status.run,
+        "view": status.view,
+        "lineage": status.lineage,
+        "pool": status.identity.pool,
+        "node": status.identity.node,
+        "pod": None if engine is None else engine.pod,
+        "mode": status.mode.value,
+        "policy": status.policy.value,
+        "suspended": status.suspended,
+        "head": status.head,
+        "target": status.target,
+        "applied": _applied(status.applied),
+        "in_service": status.in_service,
+        "lag_versions": status.lag_versions,
+        "lag_seconds": round(status.lag_seconds, 3),
+        "error": status.error,
+    }
+
+
+def _applied(held: Applied | None) -> dict[str, Any] | None:
+    return None if held is None else asdict(held)
+
+
+def _commit(noted: Noted) -> dict[str, Any]:
+    crossing = noted.crossing
+    return {
+        "seq": noted.seq,
+        "before": _applied(crossing.before),
+        "after": _applied(crossing.after),
+        "spans": None if crossing.spans is None else dict(crossing.spans),
+        "ended": None if crossing.ended is None else list(crossing.ended),
+    }
