@@ -33,6 +33,7 @@ from syncline_agent.reference.engine import EngineSettings, ReferenceEngine
 from syncline_agent.reference.model import Decoder, token_logprobs
 from syncline_agent.reference.server import EngineServer
 from syncline_agent.reference.tokenizer import CharacterTokenizer
+from syncline_agent.testing.plain_model import Model
 
 ALPHABET = "0123456789+=abc "
 TOKENIZER = CharacterTokenizer(ALPHABET)
@@ -151,6 +152,19 @@ def tiny(tmp_path: Path) -> TinyRun:
     run.step()
     run.write_checkpoint(run.checkpoint, 1)
     return run
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[[Model], WeightRun]:
+    """Three versions of any model, of which it is the first."""
+
+    def make(of: Model) -> WeightRun:
+        run = WeightRun(tmp_path / "node", of.table, of.bits)
+        run.step()
+        run.step()
+        return run
+
+    return make
 
 
 class Served:

@@ -3,11 +3,8 @@ time, and changed in place."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +18,13 @@ from syncline.wire.tensors import TensorTable
 from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.layout import Layout
 from syncline_agent.arm.live import LiveWeights
-from syncline_agent.arm.parts import band_parts, hexes, named_bands
 from syncline_agent.arm.probing import attach, probe
-from syncline_agent.arm.proof import Shares
-from syncline_agent.arm.torch_stores import host_units, memory_of_stores
-from syncline_agent.engine import DeltaFiles, StageRequest
+from syncline_agent.arm.torch_stores import host_units
 from syncline_agent.reference.config import EMBEDDING, HEAD, Llama3Positions, ModelConfig
-from syncline_agent.reference.model import Decoder
-from syncline_agent.reference.network import network_of
 from syncline_agent.reference.parameters import Parameters
-from syncline_agent.reference.ranks import ALONE
 from syncline_agent.reference.slicing import slices
 from syncline_agent.testing.plain_model import Model, logits, model, values
+from syncline_agent.testing.threaded_ranks import TOKENS, Following, Rank, ranks_of, together
 
 QWEN2 = ModelConfig(
     vocab=19,
@@ -59,7 +51,6 @@ MOE = replace(
     dense_layers=(1,),
     tied=False,
 )
-TOKENS = [1, 4, 9, 3, 17, 5, 2]
 MODELS = {
     "llama": (LLAMA, {}),
     "llama with stretched positions": (STRETCHED, {}),
@@ -86,77 +77,6 @@ def made(name: str) -> Model:
     return model(config, **how)
 
 
-class Threads:
-    """Ranks that are threads of the test."""
-
-    def __init__(self, ways: int) -> None:
-        self.ways = ways
-        self._barrier = threading.Barrier(ways, timeout=30)
-        self._said: list[torch.Tensor] = [torch.empty(0)] * ways
-
-    def seen_by(self, rank: int) -> Any:
-        shared = self
-
-        class Seen:
-            ways = shared.ways
-
-            def step(self, *rows: Sequence[int]) -> None:
-                pass
-
-            def sum(self, x: torch.Tensor) -> torch.Tensor:
-                return torch.stack(self._all(x)).sum(0)
-
-            def columns(self, x: torch.Tensor) -> torch.Tensor:
-                return torch.cat(self._all(x), dim=-1)
-
-            def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
-                shared._said[rank] = x
-                shared._barrier.wait()
-                found = list(shared._said)
-                shared._barrier.wait()
-                return found
-
-        return Seen()
-
-
-class Rank:
-    """What one rank holds of a model, and computes."""
-
-    def __init__(self, of: Model, rank: int = 0, ranks: Any = ALONE) -> None:
-        self.parameters = Parameters(slices(of.config, of.table, rank=rank, ranks=ranks.ways), of.table, device="cpu")
-        self.fill(of)
-        seen = ranks if ranks is ALONE else ranks.seen_by(rank)
-        self._decoder = Decoder(of.config, network_of(of.config, self.parameters), slots=1, ranks=seen)
-
-    def fill(self, of: Model) -> None:
-        self.parameters.fill(of.bits.__getitem__)
-
-    def logits(self) -> np.ndarray:
-        count = len(TOKENS)
-        prompt = self._decoder.forward(TOKENS[:4], [0] * 4, range(4))
-        steps = [self._decoder.forward([TOKENS[p]], [0], [p]) for p in range(4, count)]
-        return torch.cat([prompt, *steps]).numpy()
-
-    def live(self, of: Model) -> LiveWeights:
-        layout = self.parameters.layout()
-        stores = self.parameters.flat_stores()
-        memory = memory_of_stores(layout, TILING.tiling, stores, loaded=of.bits.__getitem__)
-        return LiveWeights(of.table, TILING.tiling, memory)
-
-    def bits(self) -> list[bytes]:
-        return [store.numpy().tobytes() for store in self.parameters.stores]
-
-
-def split(of: Model, ways: int) -> list[Rank]:
-    threads = Threads(ways)
-    return [Rank(of, rank, threads) for rank in range(ways)]
-
-
-def together(ranks: Sequence[Rank]) -> list[np.ndarray]:
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(Rank.logits, ranks))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_a_forward_written_a_second_time(name: str) -> None:
     of = made(name)
@@ -169,7 +89,7 @@ def test_logits_are_those_of_a_forward_written_a_second_time(name: str) -> None:
 def test_ranks_compute_together_what_one_computes_alone(name: str, ways: int) -> None:
     of = made(name)
     expected = Rank(of).logits()
-    for found in together(split(of, ways)):
+    for found in together(ranks_of(of, ways)):
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -179,34 +99,7 @@ def test_rows_of_the_embedding_that_are_not_finite_reach_no_token_of_another_ran
     rows = of.bits[EMBEDDING].reshape(of.config.vocab, -1).copy()
     rows[[token for token in range(of.config.vocab) if token not in TOKENS]] = 0x7FC0
     spoilt = replace(of, bits={**of.bits, EMBEDDING: rows.reshape(-1)})
-    np.testing.assert_allclose(together(split(spoilt, 2))[0], expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.fixture
-def run_of(tmp_path: Path) -> Callable[[Model], WeightRun]:
-    """Three versions, of which the model is the first."""
-
-    def make(of: Model) -> WeightRun:
-        run = WeightRun(tmp_path / "node", of.table, of.bits)
-        run.step()
-        run.step()
-        return run
-
-    return make
-
-
-def asked(run: WeightRun, base: int, target: int) -> StageRequest:
-    return StageRequest(
-        run.lineage,
-        "main",
-        base,
-        run.digest(base),
-        target,
-        run.digest(target),
-        run.table_file,
-        run.tiling.tiling,
-        [DeltaFiles(v, run.digest(v), run.delta(v - 1, v)) for v in range(base + 1, target + 1)],
-    )
+    np.testing.assert_allclose(together(ranks_of(spoilt, 2))[0], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("ways", [1, 2, 4])
@@ -216,35 +109,14 @@ def test_deltas_are_followed_in_place_and_all_ranks_hold_the_published_digest(
 ) -> None:
     of = made(name)
     run = run_of(of)
-    ranks = [Rank(of)] if ways == 1 else split(of, ways)
-    lives = [rank.live(of) for rank in ranks]
-    for live in lives:
-        live.prove(run.lineage, "main", 1, run.digest(1))
-    shares = Shares([named_bands(band_parts(of.table, live.holds)) for live in lives])
-    if ways > 1:
-        assert run.digest(1) == shares.total(held(lives)).hex
-        for live in lives:
-            live.proved(1, run.digest(1))
-    staged = [live.stage(asked(run, 1, 3)) for live in lives]
-    if ways > 1:
-        assert run.digest(3) == shares.total([hexes(result.digests) for result in staged]).hex
-    for live in lives:
-        live.ready(3)
-        live.scatter(3)
-        assert live.confirm(3).proven
-        assert live.sweep(slice_units=1000).proven
-    if ways > 1:
-        assert run.digest(3) == shares.total(held(lives)).hex
-    then = replace(of, bits=run.weights(3))
-    fresh = [Rank(then)] if ways == 1 else split(then, ways)
+    ranks = ranks_of(of, ways)
+    following = Following(run, of, ranks)
+    following.commit(1, 3)
+    fresh = ranks_of(replace(of, bits=run.weights(3)), ways)
     assert [rank.bits() for rank in fresh] == [rank.bits() for rank in ranks]
-    np.testing.assert_array_equal(
-        together(fresh)[0] if ways > 1 else fresh[0].logits(), together(ranks)[0] if ways > 1 else ranks[0].logits()
-    )
-
-
-def held(lives: Sequence[LiveWeights]) -> list[list[str] | None]:
-    return [None if live.holds is None else hexes([digest for _, digest in live.holds]) for live in lives]
+    np.testing.assert_array_equal(together(fresh)[0], together(ranks)[0])
+    following.undo(1)
+    assert [rank.bits() for rank in ranks_of(of, ways)] == [rank.bits() for rank in ranks]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -267,7 +139,7 @@ def test_several_tensors_lie_in_one_parameter_and_an_odd_vocabulary_is_filled_up
 @pytest.mark.parametrize("name", ["qwen2", "moe", "nvfp4 moe", "fp8"])
 def test_probing_finds_the_layout_that_the_loader_says(name: str, ways: int) -> None:
     of = made(name)
-    rank = Rank(of) if ways == 1 else split(of, ways)[1]
+    rank = ranks_of(of, ways)[-1]
     stores = dict(zip(rank.parameters.slices.parameters, rank.parameters.stores, strict=True))
 
     def load(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -304,13 +176,13 @@ def refusals() -> Iterator[Any]:
         )
 
     up, down = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
-    scale = f"{down}_scale_inv"
+    scale, bias = f"{down}_scale_inv", "model.layers.1.self_attn.k_proj.bias"
     yield pytest.param("qwen2", without(up), 1, up, id="missing")
     yield pytest.param("qwen2", changed(up, name="model.layers.1.mlp.up_proj2.weight"), 1, up, id="renamed")
     yield pytest.param("qwen2", changed(up, shape=[63, 32]), 1, up, id="shape")
-    yield pytest.param("qwen2", changed(up, dtype="F16"), 1, "different dtypes", id="dtypes")
+    yield pytest.param("qwen2", changed(bias, dtype="F16"), 1, "different dtypes", id="dtypes")
     yield pytest.param("fp8", without(scale), 1, "without the scales", id="no scales")
-    yield pytest.param("fp8", changed(scale, dtype="F16"), 1, "F32 was expected", id="scales of F16")
+    yield pytest.param("fp8", changed(scale, dtype="F16"), 1, "F32 or BF16 was expected", id="scales of F16")
     yield pytest.param("qwen2", changed(down, dtype="I16"), 1, "down_proj.weight is I16", id="integers")
     yield pytest.param("qwen2", lambda table: table, 3, "4 attention heads are not a multiple of 3", id="three ranks")
     yield pytest.param("fp8 whose last blocks are not full", lambda table: table, 2, "no whole blocks", id="blocks")

@@ -4,6 +4,7 @@
     --socket PATH      the agent's arm socket; connected to, again and again
     --port N           HTTP (0: any free port; it is logged)
     --tp N             ranks, each a process (and a GPU with --device cuda) that holds its part of the weights
+    --no-expert-parallel   ranks hold a part of every expert, not some experts whole
 
 Ends on SIGTERM or SIGINT. Exit status 0 then, 2 for arguments that cannot be used, 1 when a rank ended by itself.
 """
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pod=flags.pod,
         model=flags.model,
         device=flags.device,
+        expert_parallel=flags.expert_parallel,
         slots=flags.slots,
         max_len=flags.max_len,
         sweep_interval_s=flags.sweep_interval,
@@ -144,6 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", "syncline-reference", "name in the OpenAI API")
     add("--device", "cpu", "torch device: cpu or cuda")
     add("--tp", "1", "ranks of this engine, each a process that holds its part of the weights", type=whole(1))
+    parser.add_argument(
+        "--expert-parallel",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="each rank holds some experts whole, in order; with --no-expert-parallel a part of every expert, as of other MLPs",
+    )
     add("--threads", "1", "torch threads, of each rank", type=whole(1))
     add("--slots", "32", "sequences that generate at once", type=whole(1))
     parser.add_argument("--max-len", type=whole(1), help="tokens of prompt and answer (default what the model allows)")

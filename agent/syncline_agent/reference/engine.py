@@ -44,6 +44,8 @@ class EngineSettings:
     pod: str = "pod-0"
     model: str = "syncline-reference"
     device: str = "cpu"
+    expert_parallel: bool = True
+    """Each rank holds some experts whole; else a part of every one."""
     slots: int = 32
     max_len: int | None = None
     sweep_interval_s: float = 600.0
@@ -159,7 +161,7 @@ class ReferenceEngine:
             return None
         self._waiting = WAITING
         device = settings.device if others.ways == 1 or settings.device == "cpu" else f"{settings.device}:0"
-        place = Place(device, 0, others.ways)
+        place = Place(device, 0, others.ways, settings.expert_parallel)
         while not self._stopping.is_set():
             try:
                 loaded = load(settings.checkpoint, place=place, clock=self._clock, others=others.loading())

@@ -98,7 +98,7 @@ class FollowingRank:
     def _load(self) -> None:
         settings, meeting = self._settings, self._meeting
         self._loaded = self._decoder = None
-        place = Place(meeting.device_of(self._rank), self._rank, meeting.ways)
+        place = Place(meeting.device_of(self._rank), self._rank, meeting.ways, settings.expert_parallel)
         try:
             loaded = load(settings.checkpoint, place=place, clock=self._clock)
             ranks = Collective(meeting.ways)

@@ -35,6 +35,7 @@ class Place:
     device: str = "cpu"
     rank: int = 0
     ranks: int = 1
+    expert_parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def load(folder: Path, *, place: Place, clock: Clock, others: AbstractContextMan
         assert marker is not None  # `reading` refuses a folder without one
         table, tiling = checkpoint.table, marker.tiling.tiling
         config = ModelConfig.from_hf(read_json(folder / CONFIG))
-        parameters = Parameters(slices(config, table, rank=place.rank, ranks=place.ranks), table, device=place.device)
+        held = slices(config, table, rank=place.rank, ranks=place.ranks, expert_parallel=place.expert_parallel)
+        parameters = Parameters(held, table, device=place.device)
         parameters.fill(checkpoint.units)
         memory = memory_of_stores(parameters.layout(), tiling, parameters.flat_stores(), loaded=checkpoint.units)
         characters = CharacterTokenizer.load(folder) if (folder / tokenizer.FILE).exists() else None

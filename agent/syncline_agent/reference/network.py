@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from syncline_agent.reference.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
-from syncline_agent.reference.matrices import Linear, linear
+from syncline_agent.reference.matrices import Linear, Plain, Weight, linear, weight
 from syncline_agent.reference.parameters import Parameters
 
 
@@ -42,10 +42,10 @@ class Network:
     the logits, each rank has its own columns."""
 
     config: ModelConfig
-    embedding: torch.Tensor
+    embedding: Weight
     layers: Sequence[Layer]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Weight
     heads: int
     kv_heads: int
     first_token: int = 0
@@ -53,13 +53,13 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.device
+        return self.norm.device
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """This rank's share: zero for tokens whose rows others hold."""
         rows = tokens - self.first_token
-        mine = (rows >= 0) & (rows < self.embedding.shape[0])
-        found = F.embedding(rows.clamp(0, self.embedding.shape[0] - 1), self.embedding).float()
+        mine = (rows >= 0) & (rows < self.embedding.rows)
+        found = self.embedding.pick(rows.clamp(0, self.embedding.rows - 1))
         return torch.where(mine[..., None], found, 0.0)  # a product would keep what is not finite
 
     def queries(self, layer: Layer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,7 +72,7 @@ class Network:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Of this rank's rows of the head."""
-        return F.linear(norm(x, self.norm, self.config.norm_eps), self.head.float())
+        return F.linear(norm(x, self.norm, self.config.norm_eps), self.head())
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -141,9 +141,9 @@ def network_of_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -
             mlps[0] if router is None else Experts(router, mlps, 0, config.experts_per_token, config.norm_topk),
         )
 
-    head = weights[EMBEDDING if config.tied else HEAD]
+    embedding, head = Plain(weights[EMBEDDING]), Plain(weights[EMBEDDING if config.tied else HEAD])
     layers = [layer(number) for number in range(config.layers)]
-    return Network(config, weights[EMBEDDING], layers, weights[FINAL_NORM], head, config.heads, config.kv_heads)
+    return Network(config, embedding, layers, weights[FINAL_NORM], head, config.heads, config.kv_heads)
 
 
 def network_of(config: ModelConfig, parameters: Parameters) -> Network:
@@ -177,13 +177,14 @@ def network_of(config: ModelConfig, parameters: Parameters) -> Network:
             mlps(number),
         )
 
-    head = parameters.find(HEAD)
+    embedding, head = (name.removesuffix(".weight") for name in (EMBEDDING, HEAD))
+    rows = weight(parameters, embedding)
     return Network(
         config,
-        parameters[EMBEDDING],
+        rows,
         [layer(number) for number in range(config.layers)],
         parameters[FINAL_NORM],
-        parameters[EMBEDDING] if head is None else head,
+        weight(parameters, head) if head in slices.matrices else rows,
         slices.heads,
         slices.kv_heads,
         slices.vocab.start,

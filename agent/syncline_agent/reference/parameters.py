@@ -15,7 +15,7 @@ from syncline.wire import dtypes
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm.layout import Layout, shape_of
 from syncline_agent.arm.probing import DTYPES
-from syncline_agent.reference.slicing import Parameter, Slices
+from syncline_agent.reference.pieces import Piece, Slices
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -43,20 +43,19 @@ class Parameters:
 
     def fill(self, units: Callable[[str], NDArray[Any]]) -> None:
         """Load every piece; `units` gives a tensor's flat row of unsigned units."""
-        of_tensor: dict[int, list[tuple[Parameter, torch.Tensor, int]]] = {}
+        of_tensor: dict[int, list[tuple[torch.Tensor, Piece]]] = {}
         for parameter, store in zip(self.slices.parameters.values(), self.stores, strict=True):
-            for number, piece in enumerate(parameter.pieces):
-                of_tensor.setdefault(piece.tensor, []).append((parameter, store, number))
+            for piece in parameter.pieces:
+                offset, strides = piece.lies(parameter.shape)
+                there = store.as_strided(piece.size, strides, offset)
+                of_tensor.setdefault(piece.tensor, []).append((there, piece))
         for tensor, places in of_tensor.items():
             spec = self._table.tensors[tensor]
             whole = units(spec.name).reshape(shape_of(spec))
-            for parameter, store, number in places:
-                piece = parameter.pieces[number]
+            for there, piece in places:
                 box = whole[tuple(slice(low, low + n) for low, n in zip(piece.start, piece.size, strict=True))]
                 signed = torch.from_numpy(box.copy().view(f"<i{box.itemsize}" if box.itemsize > 1 else "u1"))
-                lead = store[piece.at[: len(piece.at) - len(piece.size)]]
-                low = piece.at[len(piece.at) - len(piece.size) :]
-                lead[tuple(slice(at, at + n) for at, n in zip(low, piece.size, strict=True))] = signed.to(store.device)
+                there.copy_(signed)
 
     def layout(self) -> Layout:
         """Where everything lies, for the arm."""

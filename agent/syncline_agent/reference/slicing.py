@@ -2,117 +2,66 @@
 
 Pure: a function of config, tensor table, rank and number of ranks. Loading and the arm's layout both follow from it, so
 what is loaded is what is changed in place. Attention and MLPs are cut by heads and rows; kv heads that are fewer than ranks
-are held by several; a layer's experts are dealt out whole, in order; norms and routers are everywhere. Queries, keys and
-values are one parameter, so are gate and up, and so is the same matrix of all experts of a layer.
+are held by several; a layer's experts are dealt out whole, in order, or cut like any MLP; norms and routers are everywhere.
+Queries, keys and values are one parameter, so are gate and up, and so is the same matrix of all experts of a layer, whether
+the checkpoint has a tensor an expert or stacks them; but only where all of it is stored in one way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from math import lcm
 
 from syncline.errors import LayoutRefused
 from syncline.wire.tensors import TensorSpec, TensorTable
-from syncline_agent.arm.layout import Block, row_major, shape_of
+from syncline_agent.arm.layout import shape_of
 from syncline_agent.reference.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
+from syncline_agent.reference.experts import Stack, stack_of
+from syncline_agent.reference.formats import FLOATS, Kept, Stored, stored
+from syncline_agent.reference.pieces import Matrix, Parameter, Piece, Slices
 
 VOCAB_MULTIPLE = 8
 """The rows of embedding and head are filled up to this much a rank, so that each rank has the same number."""
-_FLOATS = ("BF16", "F16", "F32")
 
 
-class Format(Enum):
-    """How the values of a matrix are stored."""
-
-    PLAIN = "plain floats"
-    FP8 = "FP8 with a scale a block"
-    NVFP4 = "NVFP4"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of a tensor, and where it lies in a parameter. All numbers are units, as in arm.layout."""
-
-    tensor: int
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-    at: tuple[int, ...]
-    """Index of its first unit in the parameter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One allocation, and what of the version lies in it; the rest is padding."""
-
-    dtype: str
-    """A safetensors name."""
-    shape: tuple[int, ...]
-    """In units."""
-    pieces: Sequence[Piece]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Weights that are multiplied with at once: rows of several tensors below each other, of one expert or of many."""
-
-    format: Format
-    rows: tuple[int, ...]
-    """Of each of the tensors."""
-    columns: int
-    block: tuple[int, int] = (1, 1)
-    """Rows and columns that share a scale."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """All that one rank holds."""
-
-    parameters: Mapping[str, Parameter]
-    matrices: Mapping[str, Matrix]
-    """By the beginning of their parameters' names."""
-    heads: int
-    kv_heads: int
-    vocab: range
-    """Rows of embedding and head, padding included."""
-    first_expert: int
-    experts: int
-
-    def blocks(self) -> list[Block]:
-        """The same as the arm's layout has it: a store a parameter, in order."""
-        found: list[Block] = []
-        for store, parameter in enumerate(self.parameters.values()):
-            strides = row_major(parameter.shape)
-            for piece in parameter.pieces:
-                offset = sum(index * stride for index, stride in zip(piece.at, strides, strict=True))
-                own = strides[-len(piece.size) :]
-                found.append(Block(piece.tensor, piece.start, piece.size, store, offset, own))
-        return found
-
-
-def slices(config: ModelConfig, table: TensorTable, *, rank: int = 0, ranks: int = 1) -> Slices:
+def slices(
+    config: ModelConfig, table: TensorTable, *, rank: int = 0, ranks: int = 1, expert_parallel: bool = True
+) -> Slices:
     """What rank `rank` of `ranks` holds. LayoutRefused, by name, for tensors that are not the config's and for a number of
     ranks that does not divide it."""
-    return _Slicer(config, table, rank, ranks).slices()
+    return _Slicer(config, table, rank, ranks, expert_parallel).slices()
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows and columns, low and high, of a tensor of `of` rows and columns; of no rows, it is only looked at."""
+    """Rows and columns, low and high, of a matrix of `of` rows and columns; of no rows, it is only looked at."""
 
     base: str
     rows: tuple[int, int]
     columns: tuple[int, int]
     of: tuple[int, int]
+    expert: int = 0
+    """Of a stack."""
+    stack: Stack | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self.rows[0] < self.rows[1] and self.columns[0] < self.columns[1]
 
 
 class _Slicer:
-    def __init__(self, config: ModelConfig, table: TensorTable, rank: int, ranks: int) -> None:
+    def __init__(self, config: ModelConfig, table: TensorTable, rank: int, ranks: int, expert_parallel: bool) -> None:
         self._config, self._table = config, table
         self._rank, self._ranks = rank, ranks
+        whole = expert_parallel or ranks == 1
+        dealt = self._share(config.experts, "experts") if whole else config.experts
+        self._cut_experts = not whole
+        self._experts = range(dealt * rank, dealt * (rank + 1)) if whole else range(dealt)
         self._used: set[int] = set()
         self._parameters: dict[str, Parameter] = {}
         self._matrices: dict[str, Matrix] = {}
+        self._apart: dict[str, list[list[str]]] = {}
 
     def slices(self) -> Slices:
         config = self._config
@@ -121,21 +70,18 @@ class _Slicer:
             raise LayoutRefused(f"{self._ranks} ranks and {config.kv_heads} kv heads: neither divides the other")
         kv_heads = max(1, config.kv_heads // self._ranks)
         kv_rank = self._rank * config.kv_heads // self._ranks if self._ranks > config.kv_heads else self._rank
-        experts = self._share(config.experts, "experts")
-        each = -(-config.vocab // (VOCAB_MULTIPLE * self._ranks)) * VOCAB_MULTIPLE
-        vocab = range(each * self._rank, each * (self._rank + 1))
-        self._vocabulary(EMBEDDING, vocab)
+        embedding, head = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
+        tied = config.tied or self._table.index.get(HEAD, -1) == self._table.index.get(EMBEDDING)
+        vocab = self._vocabulary([embedding] if tied else [embedding, head])
         for layer in range(config.layers):
             self._attention(f"model.layers.{layer}.", heads, kv_heads, kv_rank)
-            self._mlp(layer, range(experts * self._rank, experts * (self._rank + 1)))
+            self._mlp(layer)
         self._vector(FINAL_NORM, [(FINAL_NORM, 0, config.hidden, config.hidden)])
-        tied = self._table.index.get(HEAD) == self._table.index[EMBEDDING]
-        if not config.tied and not tied:
-            self._vocabulary(HEAD, vocab)
         unknown = [spec.name for i, spec in enumerate(self._table.tensors) if i not in self._used]
         if unknown:
             raise LayoutRefused(f"unknown tensors {unknown[:4]} for the config; they must fit")
-        return Slices(self._parameters, self._matrices, heads, kv_heads, vocab, experts * self._rank, experts)
+        own = self._experts
+        return Slices(self._parameters, self._matrices, self._apart, heads, kv_heads, vocab, own.start, len(own))
 
     def _share(self, number: int, what: str) -> int:
         if number % self._ranks:
@@ -144,13 +90,19 @@ class _Slicer:
             )
         return number // self._ranks
 
-    def _vocabulary(self, name: str, rows: range) -> None:
+    def _vocabulary(self, names: Sequence[str]) -> range:
+        """The rows of these matrices that this rank has room for."""
         config = self._config
-        index, spec = self._expect(name, (config.vocab, config.hidden))
-        _check_float(spec)
-        held = max(0, min(rows.stop, config.vocab) - rows.start)
-        piece = Piece(index, (rows.start, 0), (held, config.hidden), (0, 0))
-        self._parameters[name] = Parameter(spec.dtype, (len(rows), config.hidden), [piece] if held else [])
+        kinds = [self._stored(_Part(name, (0, 0), (0, 0), (config.vocab, config.hidden))) for name in names]
+        high = [kept.unit[0] for kind in kinds for kept in kind.kept if kept.unit and kept.unit[0]]
+        multiple = lcm(VOCAB_MULTIPLE, *high)  # a block of rows that share a scale is not cut
+        each = -(-config.vocab // (multiple * self._ranks)) * multiple
+        rows = range(each * self._rank, each * (self._rank + 1))
+        held = (rows.start, min(rows.stop, config.vocab)) if rows.start < config.vocab else (0, 0)
+        for name, kind in zip(names, kinds, strict=True):
+            part = _Part(name, held, (0, config.hidden), (config.vocab, config.hidden))
+            self._together(name, kind, [[part]], height=each)
+        return rows
 
     def _attention(self, prefix: str, heads: int, kv_heads: int, kv_rank: int) -> None:
         config, own = self._config, prefix + "self_attn."
@@ -178,30 +130,37 @@ class _Slicer:
         for name in (prefix + "input_layernorm.weight", prefix + "post_attention_layernorm.weight"):
             self._vector(name, [(name, 0, config.hidden, config.hidden)])
 
-    def _mlp(self, layer: int, own: range) -> None:
+    def _mlp(self, layer: int) -> None:
         config, prefix = self._config, f"model.layers.{layer}.mlp."
-        gates: list[list[_Part]] = []
+        expert_layer = config.has_experts(layer)
+        stack = stack_of(config, self._table, prefix) if expert_layer else None
+        ups: list[list[_Part]] = []
         downs: list[list[_Part]] = []
         for number, (mlp, width) in enumerate(config.mlps(layer)):
-            if config.has_experts(layer):
-                held = (0, width) if number in own else (0, 0)
+            if expert_layer and not self._cut_experts:
+                held = (0, width) if number in self._experts else (0, 0)
             else:
                 cut = self._share(width, "rows of an MLP")
                 held = (self._rank * cut, (self._rank + 1) * cut)
             every = (0, config.hidden)
-            up = [_Part(f"{mlp}{name}_proj", held, every, (width, config.hidden)) for name in ("gate", "up")]
-            down = _Part(mlp + "down_proj", every if held[1] else (0, 0), held, (config.hidden, width))
-            gates.append(up)
-            downs.append([down])
-        if config.has_experts(layer):
+            if stack is None:
+                ups.append([_Part(f"{mlp}{n}_proj", held, every, (width, config.hidden)) for n in ("gate", "up")])
+            else:
+                below = (held[0] + width, held[1] + width)  # up's rows stand below gate's
+                of = (2 * width, config.hidden)
+                ups.append([_Part(stack.gate_up, rows, every, of, number, stack) for rows in (held, below)])
+                mlp = stack.prefix
+            down = every if held[1] else (0, 0)
+            downs.append([_Part(mlp + "down_proj", down, held, (config.hidden, width), number, stack)])
+        if expert_layer:
             router = prefix + "gate.weight"
             index, spec = self._expect(router, (config.experts, config.hidden))
             _check_float(spec)
             whole = (config.experts, config.hidden)
-            self._parameters[router] = Parameter(spec.dtype, whole, [Piece(index, (0, 0), whole, (0, 0))])
+            self._parameters[router] = Parameter(spec.dtype, whole, [Piece(index, (0, 0), whole, (0, 0), (0, 1))])
             prefix += "experts."
-        self._matrix(prefix + "gate_up_proj", gates, stacked=config.has_experts(layer))
-        self._matrix(prefix + "down_proj", downs, stacked=config.has_experts(layer))
+        self._matrix(prefix + "gate_up_proj", ups, stacked=expert_layer)
+        self._matrix(prefix + "down_proj", downs, stacked=expert_layer)
 
     # --- parameters of pieces --------------------------------------------------------------------------------------
 
@@ -223,105 +182,107 @@ class _Slicer:
             index, spec = self._expect(tensor, (of,))
             _check_float(spec)
             kinds.add(spec.dtype)
-            pieces.append(Piece(index, (low,), (high - low,), (at,)))
+            pieces.append(Piece(index, (low,), (high - low,), (at,), (0,)))
             at += high - low
-        self._parameters[name] = Parameter(_one(kinds, name), (at,), pieces)
+        if len(kinds) != 1:
+            raise LayoutRefused(f"{name} is made of tensors of different dtypes {sorted(kinds)}; it is one in memory")
+        self._parameters[name] = Parameter(kinds.pop(), (at,), pieces)
+
+    def _stored(self, part: _Part) -> Stored:
+        block, stacked = self._config.weight_block, part.stack is not None
+        return stored(self._table, part.base, part.of, block=block, stacked=stacked)
 
     def _matrix(self, name: str, stack: Sequence[Sequence[_Part]], *, stacked: bool = False) -> None:
-        """Parts below each other; `stacked`: those of each expert that is held, one behind the other."""
-        kind = self._format(stack[0][0].base)
-        block = self._config.weight_block if kind is Format.FP8 else (1, 16) if kind is Format.NVFP4 else (1, 1)
-        suffixes = {
-            Format.PLAIN: [("weight", (1, 1))],
-            Format.FP8: [("weight", (1, 1)), ("weight_scale_inv", block)],
-            Format.NVFP4: [("weight", (1, 2)), ("weight_scale", block)],
-        }[kind]
-        for suffix, unit in suffixes:
-            self._fused(f"{name}.{suffix}", suffix, unit, stack, stacked=stacked)
-        scalars = ["weight_scale_2"] if kind is Format.NVFP4 else []
-        if f"{stack[0][0].base}.input_scale" in self._table.index:
-            scalars.append("input_scale")  # of activations: held, so that the version is whole, and not computed with
-        for suffix in scalars:
-            self._scalars(f"{name}.{suffix}", suffix, stack, stacked=stacked)
-        held = next((parts for parts in stack if parts[0].rows[1]), stack[0])
-        rows = tuple(part.rows[1] - part.rows[0] for part in held)
-        self._matrices[name] = Matrix(kind, rows, held[0].columns[1] - held[0].columns[0], block)
+        """Parts below each other; `stacked`: those of each expert that is held, one behind the other. What is not stored in
+        one way is not in one parameter."""
+        kinds = {part.base: self._stored(part) for parts in stack for part in parts}
+        first = stack[0][0]
+        if len(set(kinds.values())) == 1:
+            self._together(name, kinds[first.base], stack, stacked=stacked)
+            return
+        self._apart[name] = [[part.base for part in parts] for parts in stack if parts[0].is_held]
+        for part in (part for parts in stack for part in parts):
+            self._together(part.base, kinds[part.base], [[part]])
 
-    def _format(self, base: str) -> Format:
-        index = self._table.index.get(base + ".weight")
-        kind = None if index is None else self._table.tensors[index].dtype
-        if kind in _FLOATS or kind is None:  # one that is missing is named where it is looked for
-            return Format.PLAIN
-        if kind == "F8_E4M3" and base + ".weight_scale_inv" in self._table.index:
-            return Format.FP8
-        if kind in ("U8", "F4") and base + ".weight_scale_2" in self._table.index:
-            return Format.NVFP4
-        raise LayoutRefused(
-            f"{base}.weight is {kind} without the scales of {Format.FP8.value} (weight_scale_inv) or {Format.NVFP4.value}"
-            " (weight_scale, weight_scale_2); the reference engine cannot serve it"
-        )
-
-    def _fused(
-        self, name: str, suffix: str, unit: tuple[int, int], stack: Sequence[Sequence[_Part]], *, stacked: bool
+    def _together(
+        self,
+        name: str,
+        kind: Stored,
+        stack: Sequence[Sequence[_Part]],
+        *,
+        stacked: bool = False,
+        height: int | None = None,
     ) -> None:
-        pieces: list[Piece] = []
-        kinds: set[str] = set()
-        shape, place = (0, 0), 0
-        for parts in stack:
-            down = 0
-            for part in parts:
-                tensor = f"{part.base}.{suffix}"
-                whole = tuple(-(-of // per) for of, per in zip(part.of, unit, strict=True))
-                index, spec = self._expect(tensor, whole)
-                kinds.add(spec.dtype)
-                for what, (low, high), per, of in zip(
-                    ("rows", "columns"), (part.rows, part.columns), unit, part.of, strict=True
-                ):
-                    if low % per or (high % per and high != of):
-                        raise LayoutRefused(
-                            f"{tensor}: {self._ranks} ranks would cut {what} {low} to {high}, which are no whole blocks of"
-                            f" {per}; take fewer ranks"
-                        )
-                start = tuple(low // per for (low, _), per in zip((part.rows, part.columns), unit, strict=True))
-                stop = tuple(-(-high // per) for (_, high), per in zip((part.rows, part.columns), unit, strict=True))
-                size = (stop[0] - start[0], stop[1] - start[1])
-                if min(size) == 0:
-                    continue
-                at = (place, down, 0) if stacked else (down, 0)
-                pieces.append(Piece(index, start, size, at))
-                down += size[0]
-                shape = (down, size[1])
-            place += 1 if down else 0
-        if suffix != "weight":
-            _check_scales(name, kinds, suffix)
-        self._parameters[name] = Parameter(_one(kinds, name), (place, *shape) if stacked else shape, pieces)
+        """One matrix of parts that are stored in one way. `height`: its rows, the last ones of nothing."""
+        for kept in kind.kept:
+            pieces: list[Piece] = []
+            place, shape = 0, (0, 0)
+            for parts in stack:
+                down = 0
+                for part in parts:
+                    index, box = self._box(kept, part)
+                    if not part.is_held:
+                        continue
+                    pieces.append(_piece(index, box, part, (place, down) if stacked else (down,)))
+                    down += box[0][1] - box[0][0]
+                    shape = (down, *(high - low for low, high in box[1:]))
+                place += 1 if down else 0
+            if height is not None:
+                part = stack[0][0]
+                shape = tuple(high for _, high, _ in _spans(kept, (0, height), part.columns, (height, part.of[1])))
+            if pieces or height is not None:
+                whole = (place, *shape) if stacked else shape
+                self._parameters[f"{name}.{kept.role}"] = Parameter(kept.dtype, whole, pieces)
+        parts = next((parts for parts in stack if parts[0].is_held), stack[0])
+        rows = tuple(part.rows[1] - part.rows[0] for part in parts) if height is None else (height,)
+        columns = parts[0].columns[1] - parts[0].columns[0]
+        scales = kind.kept[1 : 1 + kind.scales]
+        block = (*scales[0].unit, 0, 0) if scales else (1, 1)
+        roles = tuple(kept.role for kept in scales)
+        self._matrices[name] = Matrix(kind.format, rows, columns, roles, (block[0], block[1]))
 
-    def _scalars(self, name: str, suffix: str, stack: Sequence[Sequence[_Part]], *, stacked: bool) -> None:
-        pieces: list[Piece] = []
-        place = 0
-        for parts in stack:
-            for number, part in enumerate(parts):
-                index, spec = self._expect(f"{part.base}.{suffix}", (1,))
-                _check_float(spec, ("F32",))
-                if part.rows[1] and part.columns[1]:
-                    pieces.append(Piece(index, (0,), (1,), (place, number) if stacked else (number,)))
-            place += 1 if parts[0].rows[1] else 0
-        width = len(stack[0])
-        self._parameters[name] = Parameter("F32", (place, width) if stacked else (width,), pieces)
-
-
-def _check_float(spec: TensorSpec, kinds: tuple[str, ...] = _FLOATS) -> None:
-    if spec.dtype not in kinds:
-        raise LayoutRefused(f"{spec.name} is {spec.dtype} {spec.shape}, a float of {', '.join(kinds)} was expected")
+    def _box(self, kept: Kept, part: _Part) -> tuple[int, list[tuple[int, int]]]:
+        """The tensor that is kept of the part's matrix, and which of its units are the part's, low and high, along rows and
+        columns."""
+        tensor = part.base + kept.name
+        spans = _spans(kept, part.rows, part.columns, part.of)
+        shape = tuple(whole for _, _, whole in spans)
+        index, _ = self._expect(tensor, shape if part.stack is None else part.stack.shape(shape))
+        for what, (low, high), per, of in zip(
+            ("rows", "columns"), (part.rows, part.columns), kept.unit, part.of, strict=False
+        ):
+            if per and (low % per or (high % per and high != of)):
+                raise LayoutRefused(
+                    f"{tensor}: {self._ranks} ranks would cut {what} {low} to {high}, which are no whole blocks of"
+                    f" {per}; take fewer ranks"
+                )
+        return index, [(low, high) for low, high, _ in spans]
 
 
-def _check_scales(name: str, kinds: set[str], suffix: str) -> None:
-    allowed = {"F8_E4M3"} if suffix == "weight_scale" else {"F32", "BF16"}
-    if kinds - allowed:
-        raise LayoutRefused(f"{name} is {', '.join(sorted(kinds))}, {' or '.join(sorted(allowed))} was expected")
+def _spans(
+    kept: Kept, rows: tuple[int, int], columns: tuple[int, int], of: tuple[int, int]
+) -> list[tuple[int, int, int]]:
+    """Units, low and high, that stand for these rows and columns, and how many there are, along each dimension."""
+    if not kept.unit:
+        return [(0, 1, 1)]
+    return [
+        (low // per, -(-high // per), -(-whole // per)) if per else (0, 1, 1)
+        for per, (low, high), whole in zip(kept.unit, (rows, columns), of, strict=False)
+    ]
 
 
-def _one(kinds: set[str], name: str) -> str:
-    if len(kinds) != 1:
-        raise LayoutRefused(f"{name} is made of tensors of different dtypes {sorted(kinds)}; it is one in memory")
-    return next(iter(kinds))
+def _piece(index: int, box: Sequence[tuple[int, int]], part: _Part, at: tuple[int, ...]) -> Piece:
+    """The box of the tensor, its rows and columns along the last dimensions of the parameter, from `at` on."""
+    start, size = tuple(low for low, _ in box), tuple(high - low for low, high in box)
+    lead = len(at) - 1
+    at = (*at, *(0 for _ in box[1:]))
+    axes = tuple(range(lead, lead + len(box)))
+    if part.stack is not None:
+        axes = (0, *part.stack.order(axes))
+        start, size = (part.expert, *part.stack.order(start)), (1, *part.stack.order(size))
+    return Piece(index, start, size, at, axes)
+
+
+def _check_float(spec: TensorSpec) -> None:
+    if spec.dtype not in FLOATS:
+        raise LayoutRefused(f"{spec.name} is {spec.dtype} {spec.shape}, a float of {', '.join(FLOATS)} was expected")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,29 +36,42 @@ class Model:
     """Flat unsigned units by name."""
 
 
-def model(config: ModelConfig, *, kind: str = "BF16", scales: str = "F32", seed: int = 3) -> Model:
-    """Random bits that stand for numbers of a sensible size. `kind`: of all matrices in layers but routers; `scales`: their
-    dtype where that is FP8."""
+def model(
+    config: ModelConfig,
+    *,
+    kind: str = "BF16",
+    others: Mapping[str, str] = MappingProxyType({}),
+    scales: str = "F32",
+    grain: str = "block",
+    spelled: str = "weight_scale_inv",
+    seed: int = 3,
+) -> Model:
+    """Random bits that stand for numbers of a sensible size. `kind`: of all matrices in layers but routers; `others`: of
+    tensors whose names end so. `scales`, `grain` (block, row, column of rows, tensor) and `spelled`: the dtype of FP8's
+    scales, what each is of, and how their names end."""
     draw = np.random.default_rng(seed)
     specs: list[TensorSpec] = []
     bits: dict[str, Bits] = {}
 
     def add(name: str, dtype: str, shape: Sequence[int], units: Bits) -> None:
-        axis = split_axis(name, list(shape))
-        specs.append(TensorSpec(name=name, dtype=dtype, shape=list(shape), axis=axis))
+        specs.append(_spec(name, dtype, shape))
         bits[name] = np.ascontiguousarray(units).reshape(-1)
         assert bits[name].size == dtypes.units(dtype, list(shape))
 
     for name, shape in config.tensors().items():
         base = name.removesuffix(".weight")
-        if kind == "BF16" or not name.endswith(_MULTIPLIED + _MLP):
-            add(name, "BF16", shape, _bf16(draw.normal(1.0 if "norm" in name else 0.0, 0.2, shape)))
-        elif kind == "FP8":
+        usual = kind if name.endswith(_MULTIPLIED + _MLP) else "BF16"
+        own = next((other for ending, other in others.items() if name.endswith(ending)), usual)
+        if own in ("BF16", "F32"):
+            floats = draw.normal(1.0 if "norm" in name else 0.0, 0.2, shape)
+            add(name, own, shape, _bf16(floats) if own == "BF16" else floats.astype("<f4").view("<u4"))
+        elif own == "FP8":
             codes = draw.integers(0, 256, shape, dtype=np.uint8)
             add(name, "F8_E4M3", shape, np.where(codes & 0x7F == 0x7F, 0, codes))
             blocks = [-(-n // of) for n, of in zip(shape, config.weight_block, strict=True)]
-            values = draw.uniform(0.001, 0.003, blocks).astype(np.float32)
-            add(f"{base}.weight_scale_inv", scales, blocks, values.view("<u4") if scales == "F32" else _bf16(values))
+            shape_of = {"block": blocks, "row": [shape[0]], "column of rows": [shape[0], 1], "tensor": []}[grain]
+            values = draw.uniform(0.001, 0.003, shape_of).astype(np.float32).reshape(-1)
+            add(f"{base}.{spelled}", scales, shape_of, values.view("<u4") if scales == "F32" else _bf16(values))
         else:
             packed = [shape[0], shape[1] // 2]
             add(name, "U8", packed, draw.integers(0, 256, packed, dtype=np.uint8))
@@ -68,32 +82,64 @@ def model(config: ModelConfig, *, kind: str = "BF16", scales: str = "F32", seed:
     return Model(config, TensorTable(tensors=sorted(specs, key=lambda spec: spec.name)), bits)
 
 
+def stacked(of: Model, *, turned: bool = False) -> Model:
+    """The same weights with the experts of a layer in one tensor a matrix: gate above up, or turned around."""
+    config, specs, bits = of.config, {spec.name: spec for spec in of.table.tensors}, dict(of.bits)
+    for layer in (n for n in range(config.layers) if config.has_experts(n)):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        for name, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            for ending, becomes in ((".weight", ""), (".weight_scale_inv", "_scale_inv")):
+                every = [[f"{prefix}{e}.{part}{ending}" for part in parts] for e in range(config.experts)]
+                if every[0][0] not in specs:
+                    continue
+                kind = specs[every[0][0]].dtype
+                whole = np.stack(
+                    [np.concatenate([bits.pop(one).reshape(specs.pop(one).shape) for one in own]) for own in every]
+                )
+                whole = whole.swapaxes(1, 2) if turned else whole
+                specs[prefix + name + becomes] = _spec(prefix + name + becomes, kind, whole.shape)
+                bits[prefix + name + becomes] = np.ascontiguousarray(whole).reshape(-1)
+    return Model(config, TensorTable(tensors=[specs[name] for name in sorted(specs)]), bits)
+
+
 def values(config: ModelConfig, bits: Mapping[str, Bits]) -> dict[str, Floats]:
-    """What the stored bits stand for, by the names of plain weights."""
+    """What the stored bits stand for, by the names of plain weights; experts each by their own."""
     found: dict[str, Floats] = {}
     for name, shape in config.tensors().items():
         base, units = name.removesuffix(".weight"), bits[name]
         if units.itemsize == 2:
             found[name] = _of_bf16(units).reshape(shape)
-        elif f"{base}.weight_scale_inv" in bits:
-            scale = bits[f"{base}.weight_scale_inv"]
-            wide = _of_bf16(scale) if scale.itemsize == 2 else scale.view("<f4").astype(np.float64)
-            rows, columns = config.weight_block
-            blocks = wide.reshape(-1, -(-shape[1] // columns))
-            found[name] = np.array(
-                [
-                    [_e4m3(int(units[r * shape[1] + c])) * blocks[r // rows, c // columns] for c in range(shape[1])]
-                    for r in range(shape[0])
-                ]
-            )
-        else:
+        elif units.itemsize == 4:
+            found[name] = units.view("<f4").astype(np.float64).reshape(shape)
+        elif f"{base}.weight_scale_2" in bits:
             scale, all_over = bits[f"{base}.weight_scale"], float(bits[f"{base}.weight_scale_2"].view("<f4")[0])
             flat = [
                 _e2m1(int(units[i // 2]) >> (4 * (i % 2)) & 15) * _e4m3(int(scale[i // 16])) * all_over
                 for i in range(shape[0] * shape[1])
             ]
             found[name] = np.array(flat).reshape(shape)
+        else:
+            scale = bits[f"{base}.weight_scale_inv" if f"{base}.weight_scale_inv" in bits else f"{base}.weight_scale"]
+            wide = _of_bf16(scale) if scale.itemsize == 2 else scale.view("<f4").astype(np.float64)
+            codes = np.array([_e4m3(int(code)) for code in units]).reshape(shape)
+            found[name] = codes * _of_each(wide, shape, config.weight_block)
     return found
+
+
+def _of_each(scale: Floats, shape: tuple[int, ...], block: tuple[int, int]) -> Floats:
+    """The scale of each element of a matrix."""
+    high, wide = (-(-n // per) for n, per in zip(shape, block, strict=True))
+    if scale.size == 1:
+        return np.full(shape, scale[0])
+    if scale.size == high * wide:
+        return np.array(
+            [[scale[r // block[0] * wide + c // block[1]] for c in range(shape[1])] for r in range(shape[0])]
+        )
+    return np.array([[one] * shape[1] for one in scale])
+
+
+def _spec(name: str, dtype: str, shape: Sequence[int]) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=list(shape), axis=split_axis(name, list(shape)))
 
 
 def logits(config: ModelConfig, weights: Mapping[str, Floats], tokens: Sequence[int]) -> Floats:
