@@ -11,8 +11,11 @@ import pytest
 from syncline import faults
 from syncline.testing.weight_run import WeightRun
 from syncline.wire.tensors import TensorSpec, TensorTable
+from syncline_agent.arm.client import ArmClient
 from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import DeltaFiles, StageRequest
+from syncline_agent.testing.islands import TIMES, IslandEngine, IslandRank, Islands, ScriptedGate
 
 TABLE = TensorTable(
     tensors=[
@@ -75,3 +78,43 @@ def reached() -> Iterator[list[str]]:
     faults.install_hook(points.append)
     yield points
     faults.install_hook(None)
+
+
+# --- an engine of several ranks ----------------------------------------------------------------------------------------
+
+CUT = {"a.weight": 0, "b.down_proj.weight": 1, "c.codes": 0}
+
+
+@pytest.fixture
+def node(run: WeightRun) -> Path:
+    for _ in range(3):
+        run.step()
+    return run.folder
+
+
+@pytest.fixture
+def server(node: Path) -> Iterator[ArmServer]:
+    with ArmServer(node / "arm.sock", timeouts=TIMES) as server:
+        yield server
+
+
+@pytest.fixture
+def islands(run: WeightRun, node: Path) -> Iterator[Islands]:
+    islands = Islands(run, node, CUT)
+    yield islands
+    islands.stop()
+
+
+@pytest.fixture
+def join(islands: Islands) -> Callable[..., IslandRank]:
+    return islands.join
+
+
+@pytest.fixture
+def join_gate(islands: Islands) -> Callable[[int], tuple[ScriptedGate, ArmClient]]:
+    return islands.join_gate
+
+
+@pytest.fixture
+def start(islands: Islands) -> Callable[[int], IslandEngine]:
+    return islands.start

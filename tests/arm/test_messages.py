@@ -21,7 +21,7 @@ STATE = messages.State(applied=None, error="no weights", failed="out of service"
 APPLIED = messages.AppliedPart(lineage="ab" * 16, view="main", version=3, digest="cd" * 16, proven=True)
 BAND = messages.BandPart(tensor="a.weight", axis=0, low=0, high=7, digest="ef" * 16)
 HELLO = messages.Hello(
-    protocol=2, engine="e", pool="p", pod="o", rank=0, ranks=1, gate=True, token="t", holds=None, state=STATE
+    protocol=3, engine="e", pool="p", pod="o", rank=0, ranks=1, gate=True, token="t", holds=None, state=STATE
 )
 EVERY = [
     STATE,
@@ -29,7 +29,7 @@ EVERY = [
     HELLO,
     HELLO.model_copy(update={"holds": [BAND], "gate": False}),
     HELLO.model_copy(update={"rank": None}),
-    messages.Welcome(protocol=2),
+    messages.Welcome(protocol=3),
     messages.Refused(message="no"),
     messages.Ready(id=1, target=2, undo=False),
     messages.Scatter(id=1, target=2),
@@ -43,6 +43,7 @@ EVERY = [
     messages.Publish(id=1),
     messages.Release(id=1),
     messages.Fail(id=1, reason="no"),
+    messages.Open(id=1),
     messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5, digests=None),
     messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5, digests=["ef" * 16]),
     messages.Confirmed(id=1, applied=APPLIED),
@@ -115,11 +116,11 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
     ],
 )
 def test_a_message_with_a_field_too_few_too_many_or_of_another_kind_is_refused(body: object) -> None:
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
         messages.decode(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("protocol", [1, 3])
+@pytest.mark.parametrize("protocol", [2, 4])
 def test_a_hello_of_another_protocol_is_refused_by_its_number(protocol: int) -> None:
     with pytest.raises(ProtocolViolation, match=f"speaks protocol {protocol}"):
         messages.decode(json.dumps({"type": "hello", "protocol": protocol, "holds": "whole"}).encode())
@@ -170,7 +171,7 @@ def test_an_error_without_a_name_of_ours_means_that_nothing_was_written() -> Non
     ],
 )
 def test_a_hello_beyond_its_bounds_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
         messages.decode(json.dumps(json.loads(HELLO.model_dump_json()) | change).encode())
 
 
@@ -178,7 +179,7 @@ def test_a_hello_beyond_its_bounds_is_refused(change: dict[str, object]) -> None
 def test_a_state_that_no_record_could_hold_is_refused(change: dict[str, object]) -> None:
     state = json.loads(messages.State(applied=APPLIED, error=None, failed=None).model_dump_json())
     state["applied"] |= change
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
         messages.decode(json.dumps(state).encode())
 
 
@@ -204,7 +205,7 @@ def test_a_reason_of_any_length_and_any_bytes_can_be_said() -> None:
 )
 def test_an_answer_with_numbers_that_cannot_be_is_refused(kind: str, change: dict[str, object]) -> None:
     answer = next(message for message in EVERY if message.type == kind)
-    with pytest.raises(ProtocolViolation, match="not a message of protocol 2"):
+    with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
         messages.decode(json.dumps(json.loads(answer.model_dump_json()) | change).encode())
 
 

@@ -58,7 +58,7 @@ def test_the_parts_of_any_island_sum_to_the_digest_of_the_view(seed: int, ranks:
     digests = [[digest_of(band, weights) for band in held] for held in holds]
     every = [NamedBand("a", 0, 0, 6), NamedBand("b", 0, 0, 5), SCALAR]
     assert total(Digest.from_hex(digest_of(band, weights)) for band in every) == shares.total(digests)
-    assert shares.missing(TABLE) is None
+    assert shares.unlike(TABLE) is None
 
 
 def test_a_copy_with_other_bits_is_named_with_its_ranks() -> None:
@@ -88,7 +88,8 @@ def test_bands_that_make_no_view_are_refused_by_name(holds: list[list[NamedBand]
 
 def test_ranks_that_hold_it_whole_need_nobody_to_count() -> None:
     assert Shares([None, None]).is_whole
-    assert Shares([None]).missing(TABLE) is None
+    assert Shares([None]).unlike(TABLE) is None
+    assert Shares([None, []]).is_whole  # the second has said that it cannot be followed
 
 
 @pytest.mark.parametrize("digests", [[["aa" * 16], None], [["aa" * 16], []], [["aa" * 16], ["aa" * 16] * 2]])
@@ -108,4 +109,4 @@ def test_digests_that_are_not_one_a_band_are_a_breach(digests: list[list[str] | 
     ],
 )
 def test_what_no_rank_holds_is_named(held: list[NamedBand], missing: str) -> None:
-    assert missing == Shares([held]).missing(TABLE)
+    assert f"no rank holds {missing}" == Shares([held]).unlike(TABLE)

@@ -36,7 +36,7 @@ from syncline_agent.engine import StageRequest
 
 Ask = Callable[..., StageRequest]
 HELLO = messages.Hello(
-    protocol=2,
+    protocol=3,
     engine="e",
     pool="p",
     pod="o",

@@ -243,6 +243,23 @@ def test_ranks_of_one_engine_commit_as_one(node: Node, arms: ArmServer, server: 
     assert arms.describe().applied == arms.sweep()
 
 
+@pytest.mark.parametrize("refused", [0, 1])
+def test_an_engine_of_which_one_rank_is_refused_serves_on(
+    node: Node, arms: ArmServer, server: SglangStandIn, refused: int
+) -> None:
+    server.ranks, server.running = 2, 3
+    for rank in range(2):
+        node.arm(node.load(Requantizing(rank, 2) if rank == refused else Model(rank, 2)))
+    wait(lambda: arms.wait_connected(1))
+    said = arms.describe()
+    assert said.applied is None
+    assert f"rank {refused} of" in (said.error or "")
+    wait(lambda: not server.paused and "/continue_generation" in server.paths if refused else not server.paused)
+    assert (3, 0, "default") == (server.running, server.ended, server.weight_version)
+    with pytest.raises(LayoutRefused):
+        arms.stage(node.request(1, 2))
+
+
 def test_other_base_weights_are_not_served_as_the_checkpoint_s(node: Node, arms: ArmServer) -> None:
     node.arm(node.load(Model(), version=2))
     wait(lambda: arms.wait_connected(1))

@@ -38,7 +38,9 @@ MakeGate = Callable[..., SglangGate]
 
 @pytest.fixture
 def make_gate(server: SglangStandIn, client: httpx.Client) -> MakeGate:
-    def make(kv: KvPolicy = KvPolicy.FLUSH, *, ranks: int = 2, patience_s: float = 60.0) -> SglangGate:
+    def make(
+        kv: KvPolicy = KvPolicy.FLUSH, *, ranks: int = 2, patience_s: float = 60.0, failed: bool = False
+    ) -> SglangGate:
         return SglangGate(
             Routes(server.url, client),
             ranks=ranks,
@@ -46,6 +48,7 @@ def make_gate(server: SglangStandIn, client: httpx.Client) -> MakeGate:
             clock=ManualClock(),
             log=structlog.get_logger(),
             spans=lambda: {"a": server.waiting},
+            failed=failed,
             patience_s=patience_s,
         )
 
@@ -241,8 +244,8 @@ def test_an_engine_of_several_ranks_begins_failed_as_soon_as_its_server_is_up(
     server: SglangStandIn, make_gate: MakeGate
 ) -> None:
     server.stop()
-    gate, stopping = make_gate(), threading.Event()
-    beginning = threading.Thread(target=gate.begin_failed, args=(stopping,), daemon=True)
+    gate, stopping = make_gate(failed=True), threading.Event()
+    beginning = threading.Thread(target=gate.pause_first, args=(stopping,), daemon=True)
     beginning.start()
     server.start()
     beginning.join(20)

@@ -375,3 +375,13 @@ def test_the_prefix_cache_is_emptied_at_each_write_where_that_is_wanted(make: Ma
     assert "mine" == core.ask("a", 1, cache_salt="mine").cache_salt
     write(gate, 2)
     assert [True] == core.scheduler.resets
+
+
+def test_a_gate_that_waits_in_vain_for_a_proof_is_opened_and_says_no_version(make: Make) -> None:
+    core, gate = make(failed="not proven yet")
+    core.ask("early", 1)
+    assert (1, "error") == core.told("early")
+    gate.open()
+    core.ask("late", 3)
+    assert (3, "length") == core.told("late")
+    assert "default" == core.weight_version

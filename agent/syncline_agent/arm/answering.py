@@ -26,6 +26,7 @@ from syncline_agent.arm.messages import (
     Fail,
     Held,
     Hold,
+    Open,
     Prove,
     Publish,
     Ready,
@@ -71,6 +72,8 @@ class Answerer:
         """It could not be told so."""
         self._writing = False
         """The gate waits for a write to end."""
+        self._was_written_under = False
+        """Once at least."""
         self._withheld = False
         """The gate keeps inside what it computes."""
         self._unconfirmed: int | None = None
@@ -84,15 +87,18 @@ class Answerer:
         return State(applied=None if applied is None else applied_part(applied), error=live.error, failed=self._failed)
 
     def holds(self) -> list[BandPart] | None:
-        """What the rank holds, with the digests of now; None for the view whole, and without a rank."""
-        return None if self._live is None else band_parts(self._live.table, self._live.holds)
+        """What the rank holds, with the digests of now: None for the view whole, and without a rank; nothing for a rank whose
+        layout was refused."""
+        if self._live is None:
+            return None if self._refusal is None else []
+        return band_parts(self._live.table, self._live.holds)
 
     def do(self, call: Call) -> Answer:
         """The answer to a call; raises what it failed with."""
         match call:
             case Prove():
                 return self._prove(call)
-            case Hold() | Write() | Resume() | Publish() | Release() | Fail():
+            case Hold() | Write() | Resume() | Publish() | Release() | Fail() | Open():
                 return self._ask_gate(call, self._gate)
             case _:
                 return self._ask_rank(call, self._live)
@@ -201,7 +207,7 @@ class Answerer:
 
     # --- a gate ----------------------------------------------------------------------------------------------------
 
-    def _ask_gate(self, call: Hold | Write | Resume | Publish | Release | Fail, gate: Gate | None) -> Answer:
+    def _ask_gate(self, call: Hold | Write | Resume | Publish | Release | Fail | Open, gate: Gate | None) -> Answer:
         gate = self._gate_of(gate)
         match call:
             case Hold():
@@ -211,7 +217,7 @@ class Answerer:
                 return Held(id=call.id, spans=dict(gate.hold(call.policy)))
             case Write():
                 gate.write()
-                self._writing = True
+                self._writing = self._was_written_under = True
             case Resume():
                 pause_seconds = gate.resume(call.version)
                 self._writing, self._withheld = False, True
@@ -227,6 +233,11 @@ class Answerer:
                 gate.release()
             case Fail():
                 self._fail(gate, call.reason)
+            case Open():
+                if self._was_written_under:
+                    raise LayoutRefused("this engine was written under: what it holds may not be what it loaded")
+                gate.open()
+                self._failed, self._unfailed = None, False
             case _:
                 assert_never(call)
         return Done(id=call.id)

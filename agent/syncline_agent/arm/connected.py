@@ -39,6 +39,8 @@ class Arm:
         """This gate keeps inside what it computes, until `prove`."""
         self.to_fail: str | None = None
         """Why this gate is to serve nothing; None when it has said that it does not."""
+        self.to_open = False
+        """This gate is to serve what was loaded, and has not said that it does."""
         self._channel = channel
         self._ids = itertools.count(1)
         self._lock = threading.Lock()

@@ -57,6 +57,11 @@ class Gate(Protocol):
         """All ranks hold `version`: in service, and what was kept inside may leave."""
         ...
 
+    def open(self) -> None:
+        """Nobody will change these weights in place, and nobody has: serve as without an agent, with tokens of no version.
+        Nothing to do for a gate that serves only what is proven."""
+        ...
+
 
 class OpenGate:
     """The gate of an engine that never steps."""
@@ -85,4 +90,7 @@ class OpenGate:
         pass
 
     def prove(self, version: int) -> None:
+        pass
+
+    def open(self) -> None:
         pass

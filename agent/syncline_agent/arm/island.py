@@ -28,6 +28,8 @@ class Members:
         self.shares = Shares([rank.bands for rank in ranks])
         self.error: str | None = None
         """What is wrong with what they hold together, in words."""
+        self.refusal: str | None = None
+        """Why they cannot be changed in place, in words. It stays so until another arm comes."""
         self.checked = False
         """Whether that was looked at since they came together."""
 

@@ -18,7 +18,7 @@ from syncline.wire.limits import DIMENSION_MAX, TENSOR_DIMS_MAX
 from syncline.wire.records import Hex16, Name, Version
 from syncline.wire.tensors import TensorName
 
-PROTOCOL = 2
+PROTOCOL = 3
 MESSAGE_MAX_BYTES = 16 << 20
 RANKS_MAX = 4096
 REASON_MAX = 4000
@@ -212,6 +212,13 @@ class Fail(_Message):
     reason: Reason
 
 
+class Open(_Message):
+    """To the gate: this engine is not followed in place; serve what was loaded, as if there were no agent."""
+
+    type: Literal["open"] = "open"
+    id: int
+
+
 class Staged(_Message):
     """`digests`: what each band's digest will be, in the order of `hello.holds`; null where that was null."""
 
@@ -266,7 +273,7 @@ class Failed(_Message):
 
 
 RankCall = Stage | Ready | Scatter | Confirm | Discard | Sweep
-GateCall = Hold | Write | Resume | Publish | Release | Fail
+GateCall = Hold | Write | Resume | Publish | Release | Fail | Open
 Call = RankCall | GateCall | Prove
 Answer = Staged | Confirmed | Swept | Held | Resumed | Done | Failed
 Message = Hello | Welcome | Refused | State | Call | Answer

@@ -51,7 +51,7 @@ class Shares:
         self.is_whole = bool(whole)
         """Every rank holds all of it, and can say by itself what that is."""
         if whole:
-            parts = [rank for rank, held in enumerate(holds) if held is not None]
+            parts = [rank for rank, held in enumerate(holds) if held]  # who holds nothing was refused, and says so
             if parts:
                 raise LayoutRefused(f"rank {whole[0]} holds the view whole, rank {parts[0]} parts of it")
             return
@@ -104,10 +104,19 @@ class Shares:
         lanes = np.frombuffer(bytes.fromhex(counted), LANES).reshape(-1, 2).sum(axis=0, dtype=LANES)
         return Digest(int(lanes[0]), int(lanes[1]))
 
-    def missing(self, table: TensorTable) -> str | None:
-        """What of the table's tensors no rank holds, by name; None when all is held."""
+    def unlike(self, table: TensorTable) -> str | None:
+        """What of the table's tensors no rank holds, or who holds something else, in words; None when all is held."""
         if self.is_whole:
             return None
+        names = {spec.name for spec in table.tensors}
+        for rank, held in enumerate(self._holds):
+            strange = next((band.tensor for band in held or () if band.tensor not in names), None)
+            if strange is not None:
+                return f"rank {rank} holds {strange}, which the version has not"
+        missing = self._missing(table)
+        return None if missing is None else f"no rank holds {missing}"
+
+    def _missing(self, table: TensorTable) -> str | None:
         held: dict[str, list[tuple[int, int, int]]] = {}
         for rank, numbers in enumerate(self._counted):
             for number in numbers:

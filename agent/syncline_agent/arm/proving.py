@@ -15,9 +15,10 @@ from structlog.typing import FilteringBoundLogger
 from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused, ProtocolViolation, SynclineError
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm import messages
-from syncline_agent.arm.connected import ask_all, fail
+from syncline_agent.arm.connected import Arm, ask_all, fail
 from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied
+from syncline_agent.arm.tables import Tables
 from syncline_agent.engine import Applied, StageRequest
 
 LOOK_S = 1.0
@@ -30,6 +31,15 @@ def held_by(members: Members) -> Applied | None:
     if first is None or any(h is None or replace(h, proven=True) != replace(first, proven=True) for h in held):
         return None
     return replace(first, proven=all(h is not None and h.proven for h in held))
+
+
+def refusal_of(members: Members) -> str | None:
+    """Why the island cannot be changed in place, whoever asks: one of its ranks cannot, or together they are not the view.
+    None where it can, or nobody knows better."""
+    for rank in members.ranks:
+        if rank.state.applied is None and rank.state.error is not None:
+            return rank.state.error if len(members.ranks) == 1 else f"{rank}: {rank.state.error}"
+    return members.refusal
 
 
 def error_of(members: Members) -> str | None:
@@ -78,9 +88,10 @@ def check_staged(members: Members, request: StageRequest, answers: Sequence[mess
         return
     found = members.shares.total([answer.digests for answer in answers]).hex
     if found != request.target_digest:
-        missing = members.shares.missing(TensorTable.parse(request.table.read_bytes(), what=str(request.table)))
-        if missing is not None:
-            raise LayoutRefused(f"no rank holds {missing}; nothing was written, and this engine cannot be proven")
+        unlike = members.shares.unlike(TensorTable.parse(request.table.read_bytes(), what=str(request.table)))
+        if unlike is not None:
+            members.refusal = f"{unlike}; nothing was written, and this engine cannot be changed in place"
+            raise LayoutRefused(members.refusal)
         raise DigestMismatch(
             f"what the ranks staged leads to digest {found}, version {request.target} has {request.target_digest};"
             " nothing was written"
@@ -110,19 +121,44 @@ def take_out(members: Members, timeout_s: float) -> None:
     """Have the gate serve nothing while what the ranks hold is no version or in doubt. A gate that is the only rank sees
     to that by itself."""
     gate, reason = members.gate, members.gate.to_fail
+    if reason is None and refusal_of(members) is not None:
+        let_open(gate, timeout_s)
+        return
     if reason is None and gate.state.failed is None and list(members.ranks) != [gate]:
         reason = error_of(members)
     if reason is not None:
         fail(gate, reason, timeout_s)
 
 
+def let_open(gate: Arm, timeout_s: float) -> None:
+    """Have a gate that waits for a proof serve as without an agent: none will come."""
+    gate.to_open = gate.state.failed is not None
+    if not gate.to_open:
+        return
+    try:
+        gate.ask(lambda i: messages.Open(id=i), messages.Done, timeout_s)
+    except LayoutRefused:
+        gate.to_open = False  # it knows better: it stays out of service
+        raise
+    gate.to_open = False
+
+
 class Prover:
     """Looks at the island after each change."""
 
-    def __init__(self, island: Island, calling: threading.Lock, *, timeout_s: float, log: FilteringBoundLogger) -> None:
-        """`calling` is held by whoever calls the island."""
+    def __init__(
+        self,
+        island: Island,
+        calling: threading.Lock,
+        tables: Tables,
+        *,
+        timeout_s: float,
+        log: FilteringBoundLogger,
+    ) -> None:
+        """`calling` is held by whoever calls the island; `tables` tells which tensors a version has, where it can."""
         self._island = island
         self._calling = calling
+        self._tables = tables
         self._timeout_s = timeout_s
         self._log = log
 
@@ -138,7 +174,8 @@ class Prover:
     @property
     def _untold(self) -> bool:
         try:
-            return self._island.whole().gate.to_fail is not None
+            gate = self._island.whole().gate
+            return gate.to_fail is not None or gate.to_open
         except EngineUnavailable:
             return False
 
@@ -154,10 +191,12 @@ class Prover:
             try:
                 take_out(members, self._timeout_s)
             except SynclineError as error:
-                self._log.warning("gate not out of service yet", pod=members.gate.hello.pod, reason=str(error))
+                self._log.warning("gate did not follow yet", pod=members.gate.hello.pod, reason=str(error))
             self._island.settle(members)
 
     def _look(self, members: Members) -> None:
+        if refusal_of(members) is not None:
+            return
         needed = members.gate.withholds or members.gate.state.failed is not None
         said = held_by(members)
         if members.checked and members.error is None and not needed and said is not None and said.proven:
@@ -170,7 +209,12 @@ class Prover:
                 prove(members, held, self._timeout_s)
                 self._log.info("island proven", pod=members.gate.hello.pod, version=held.version)
         except DigestMismatch as error:
+            said = held_by(members)
+            table = None if said is None else self._tables(said)
+            unlike = None if table is None else members.shares.unlike(table)
             members.error = str(error)
-            self._log.error("island not proven", pod=members.gate.hello.pod, reason=str(error))
+            members.refusal = None if unlike is None else f"{unlike}; this engine cannot be changed in place"
+            why = members.refusal or members.error
+            self._log.error("island not proven", pod=members.gate.hello.pod, reason=why)
         except SynclineError as error:
             self._log.warning("island not proven yet", pod=members.gate.hello.pod, reason=str(error))

@@ -27,7 +27,8 @@ from syncline_agent.arm.committing import DEFAULT_TIMEOUTS, ArmTimeouts, Commit
 from syncline_agent.arm.connected import Arm, ask_all
 from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied, stage_message
-from syncline_agent.arm.proving import Prover, check_staged, checked, error_of, held_by, prove
+from syncline_agent.arm.proving import Prover, check_staged, checked, error_of, held_by, prove, refusal_of
+from syncline_agent.arm.tables import Tables, nowhere
 from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult
 
 SOCKET_MODE = 0o660
@@ -47,11 +48,13 @@ class ArmServer:
         token_file: Path | None = None,
         allowed_uids: Collection[int] | None = None,
         timeouts: ArmTimeouts = DEFAULT_TIMEOUTS,
+        tables: Tables = nowhere,
         log: FilteringBoundLogger | None = None,
     ) -> None:
         """An arm of another `pool` is refused (None: any). What an arm must present is `token`, or, where that is empty,
         what stands in `token_file`: by default `arm.token` beside the socket, made with a random token if it is not
-        there. `allowed_uids` defaults to this process's own user and root."""
+        there. `allowed_uids` defaults to this process's own user and root. `tables` tells which
+        tensors a version has, where it can: who cannot hold them is named when it comes, and not when something is staged."""
         self._path = socket_path
         self._pool = pool
         self._token = token
@@ -62,7 +65,7 @@ class ArmServer:
         self._island = Island()
         self._calling = threading.Lock()
         """Held by whoever calls the ranks, for as long as what they hold must not change under somebody else's call."""
-        self._prover = Prover(self._island, self._calling, timeout_s=timeouts.ready_s, log=self._log)
+        self._prover = Prover(self._island, self._calling, tables, timeout_s=timeouts.ready_s, log=self._log)
         self._listening: socket.socket | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
@@ -117,7 +120,10 @@ class ArmServer:
 
     def describe(self) -> EngineDescription:
         members = self._island.settled()
-        hello, error = members.gate.hello, error_of(members)
+        hello, refusal = members.gate.hello, refusal_of(members)
+        if refusal is not None:
+            return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, None, refusal)
+        error = error_of(members)
         first = members.ranks[0].state.applied
         held = held_by(members) or (None if first is None else replace(applied(first), proven=False))
         if held is not None and (error is not None or members.gate.withholds):
@@ -137,6 +143,7 @@ class ArmServer:
                 check_staged(members, request, answers)
             except SynclineError:
                 self._discard(members)  # each rank by itself thinks that it may be committed
+                self._island.note()  # so that a gate that waits for a proof that cannot come is told
                 raise
         return StageResult(
             request.target,

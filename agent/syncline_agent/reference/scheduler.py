@@ -141,6 +141,9 @@ class Scheduler:
             self._failed = None
             self.publish()
 
+    def open(self) -> None:
+        pass  # what is not proven is never served here
+
     # --- the loop --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -13,6 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from syncline.clock import Clock
 from syncline.errors import Rejected
 from syncline_agent.arm.server import ArmServer
+from syncline_agent.arm.tables import in_checkpoint
 from syncline_agent.engine import Engine
 from syncline_agent.reload.base import Reloading
 from syncline_agent.reload.engine import Place, ReloadEngine
@@ -30,7 +31,9 @@ def open_engine(settings: AgentSettings, held: ExitStack, *, clock: Clock, log: 
     """The engine of the settings; what must be let go of in the end is `held`."""
     if settings.engine == "reload":
         return _by_route(settings, held, clock=clock, log=log)
-    arms = held.enter_context(ArmServer(settings.socket, pool=settings.pool, token=settings.token, log=log))
+    tables = in_checkpoint(settings.node_dir / "checkpoint")
+    server = ArmServer(settings.socket, pool=settings.pool, token=settings.token, tables=tables, log=log)
+    arms = held.enter_context(server)
     if settings.engine_url is None:
         return arms
     return ArmOrReload(arms, _by_route(settings, held, clock=clock, log=log), log=log)

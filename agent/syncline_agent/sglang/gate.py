@@ -54,9 +54,11 @@ class SglangGate:
         clock: Clock,
         log: FilteringBoundLogger,
         spans: Callable[[], Mapping[str, int]] = dict[str, int],
+        failed: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`spans`: output tokens by request while the scheduler stands, where somebody sees it."""
+        """`spans`: output tokens by request while the scheduler stands, where somebody sees it. `failed`: nothing is served
+        before the first `prove`; `pause_first` sees to it."""
         self._routes = routes
         self._ranks = ranks
         self._kv = kv
@@ -66,7 +68,7 @@ class SglangGate:
         self._patience_s = patience_s
         self._lock = threading.RLock()
         """Held through the calls of one change of state: a release waits until a hold stands, and ends it then."""
-        self._state = _State.OPEN
+        self._state = _State.FAILED if failed else _State.OPEN
         self._aborts = False
         self._was_failed = False
         """Before the hold."""
@@ -135,11 +137,8 @@ class SglangGate:
             done(self._routes.post("/pause_generation", ROUTE_S, {"mode": "retract"}), "pause")
             self._abort_all()
 
-    def begin_failed(self, stopping: threading.Event) -> None:
-        """Serve nothing before the first `prove`: pause as soon as the server answers, which comes after its ranks."""
-        with self._lock:
-            if self._state is _State.OPEN:
-                self._state = _State.FAILED
+    def pause_first(self, stopping: threading.Event) -> None:
+        """Of a gate that begins failed: pause as soon as the server answers, which comes after its ranks."""
         while not stopping.is_set():
             with self._lock:
                 if self._state is not _State.FAILED:
@@ -158,6 +157,12 @@ class SglangGate:
                 self._go_on()
             elif self._state is _State.OPEN:
                 self._stamp(version)
+
+    def open(self) -> None:
+        with self._lock:
+            if self._state is _State.FAILED:
+                self._go_on()
+        self._log.warning("in service without Syncline: the agent cannot follow this engine in place")
 
     # --- what the calls are made of --------------------------------------------------------------------------------
 

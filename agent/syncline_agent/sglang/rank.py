@@ -61,8 +61,8 @@ class Rank:
         self._arm.start()
         if self.live is not None:
             self._spawn(self._sweep_for_ever, "arm-sweeper")
-        if gate is not None and where.ranks > 1 and self.live is not None:
-            self._spawn(lambda: gate.begin_failed(self._stopping), "arm-gate")
+        if gate is not None and self._waits_for_others:
+            self._spawn(lambda: gate.pause_first(self._stopping), "arm-gate")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -70,6 +70,11 @@ class Rank:
             self._arm.stop()
         if self._client is not None:
             self._client.close()
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Only the agent can tell whether what all ranks hold is a version."""
+        return self._placement.ranks > 1 and self.live is not None
 
     def _gate(self, spans: Spans) -> SglangGate:
         # Proxies of the environment are for what is far away; this is the engine's own server.
@@ -80,6 +85,7 @@ class Rank:
             ranks=self._placement.ranks,
             kv=self._settings.kv,
             spans=spans,
+            failed=self._waits_for_others,
             clock=self._clock,
             log=self.log,
         )

@@ -135,6 +135,12 @@ class CoreGate:
             self._send()
         self._log.info("in service", version=version)
 
+    def open(self) -> None:
+        with self._wake:
+            self._failed = None
+            self._send()
+        self._log.warning("in service without Syncline: the agent cannot follow this engine in place")
+
     def _written(self, version: int, policy: Policy) -> None:
         """The loop stands: its scheduler may be touched from here."""
         if self._withheld is not None:
