@@ -60,12 +60,12 @@ ASKED: dict[str, Any] = {
 
 
 @dataclass
-class TinyRun:
-    """Versions of the tiny model, on disk where an agent would have them."""
+class NodeRun:
+    """Versions of a model, on disk where an agent would have them."""
 
     node: Path
     run: WeightRun
-    config: ModelConfig = CONFIG
+    config: ModelConfig
 
     @property
     def checkpoint(self) -> Path:
@@ -75,6 +75,42 @@ class TinyRun:
     def socket(self) -> Path:
         return self.node / "arm.sock"
 
+    def step(self) -> int:
+        """A version that clearly says something else: the sign of one weight in ten is turned."""
+        draw = np.random.default_rng(self.run.newest)
+        changed: Weights = self.run.copy(self.run.newest)
+        for units in changed.values():
+            units[draw.random(units.size) < 0.1] ^= units.dtype.type(1 << (8 * units.itemsize - 1))
+        return self.run.add(changed)
+
+    def write_checkpoint(self, folder: Path, version: int) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.run.checkpoint(folder, version, {"config.json": json.dumps(self.config.to_hf())})
+
+    def model(self, version: int) -> Model:
+        """The version as any engine would read it."""
+        return Model(self.config, self.run.table, self.run.weights(version))
+
+    def request(self, base: int, target: int, *, checkpoint: Path | None = None) -> StageRequest:
+        between = () if checkpoint else range(base + 1, target + 1)
+        return StageRequest(
+            lineage=self.run.lineage,
+            view="main",
+            base=base,
+            base_digest=self.run.digest(base),
+            target=target,
+            target_digest=self.run.digest(target),
+            table=self.run.table_file,
+            tiling=self.run.tiling.tiling,
+            deltas=[DeltaFiles(v, self.run.digest(v), self.run.delta(v - 1, v)) for v in between],
+            checkpoint=checkpoint,
+        )
+
+
+@dataclass
+class TinyRun(NodeRun):
+    """Those of the tiny model, which has a tokenizer and is plain enough to be replayed."""
+
     def weights(self, version: int) -> dict[str, torch.Tensor]:
         """The version as torch weights of its own."""
         shapes = CONFIG.tensors()
@@ -82,14 +118,6 @@ class TinyRun:
             name: torch.from_numpy(units.view(np.int16).copy()).view(torch.bfloat16).view(shapes[name])
             for name, units in self.run.weights(version).items()
         }
-
-    def step(self) -> int:
-        """A version that clearly says something else: the sign of one weight in ten is turned."""
-        draw = np.random.default_rng(self.run.newest)
-        changed: Weights = self.run.copy(self.run.newest)
-        for units in changed.values():
-            units[draw.random(units.size) < 0.1] ^= np.uint16(0x8000)
-        return self.run.add(changed)
 
     def check_replay(self, choice: dict[str, Any]) -> None:
         """Feed a choice's tokens anew, each under the version stamped on it and over the cache that the versions before
@@ -112,24 +140,24 @@ class TinyRun:
         assert found == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-3)
 
     def write_checkpoint(self, folder: Path, version: int) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        self.run.checkpoint(folder, version, {"config.json": json.dumps(CONFIG.to_hf())})
+        super().write_checkpoint(folder, version)
         TOKENIZER.save(folder)
 
-    def request(self, base: int, target: int, *, checkpoint: Path | None = None) -> StageRequest:
-        between = () if checkpoint else range(base + 1, target + 1)
-        return StageRequest(
-            lineage=self.run.lineage,
-            view="main",
-            base=base,
-            base_digest=self.run.digest(base),
-            target=target,
-            target_digest=self.run.digest(target),
-            table=self.run.table_file,
-            tiling=self.run.tiling.tiling,
-            deltas=[DeltaFiles(v, self.run.digest(v), self.run.delta(v - 1, v)) for v in between],
-            checkpoint=checkpoint,
-        )
+
+@pytest.fixture
+def node_of(tmp_path: Path) -> Callable[[Model], NodeRun]:
+    """Any model as a run of three versions, of which the first stands materialized."""
+
+    def make(of: Model) -> NodeRun:
+        torch.set_num_threads(1)
+        folder = tmp_path / "other-node"
+        made = NodeRun(folder, WeightRun(folder, of.table, of.bits), of.config)
+        made.step()
+        made.step()
+        made.write_checkpoint(made.checkpoint, 1)
+        return made
+
+    return make
 
 
 @pytest.fixture
@@ -147,7 +175,7 @@ def tiny(tmp_path: Path) -> TinyRun:
             for name, shape in sorted(CONFIG.tensors().items())
         ]
     )
-    run = TinyRun(tmp_path / "node", WeightRun(tmp_path / "node", table, first))
+    run = TinyRun(tmp_path / "node", WeightRun(tmp_path / "node", table, first), CONFIG)
     run.step()
     run.step()
     run.write_checkpoint(run.checkpoint, 1)
@@ -220,15 +248,18 @@ def agent(tiny: TinyRun) -> Iterator[ArmServer]:
 
 @pytest.fixture
 def start_engine(tiny: TinyRun) -> Iterator[Callable[..., EngineProcess]]:
-    """Start `python -m syncline_agent.reference` on the tiny run's node directory."""
+    """Start `python -m syncline_agent.reference` on the tiny run's node directory, or on another's."""
     started: list[EngineProcess] = []
 
-    def start(*flags: str, kill_at: str | None = None, ready: bool = True) -> EngineProcess:
+    def start(
+        *flags: str, kill_at: str | None = None, ready: bool = True, node: NodeRun | None = None
+    ) -> EngineProcess:
+        of = tiny if node is None else node
         environment = {**os.environ} | ({"SYNCLINE_KILL_AT": kill_at} if kill_at else {})
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "syncline_agent.reference"),
-                *("--checkpoint", str(tiny.checkpoint), "--socket", str(tiny.socket), *flags),
+                *("--checkpoint", str(of.checkpoint), "--socket", str(of.socket), *flags),
             ],
             env=environment,
             stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import pytest
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
 from syncline_agent.arm.server import ArmServer
+from syncline_agent.reference.config import ModelConfig
 from syncline_agent.reference.generation import complete
 from syncline_agent.reference.model import Decoder
 from syncline_agent.reference.sampling import SamplingParams
+from syncline_agent.testing.plain_model import Model, model, stacked
+from syncline_agent.testing.threaded_ranks import Rank
 
 Start = Callable[..., Any]
 PROMPT = [1, 4, 14, 5, 15]
@@ -87,6 +91,62 @@ def test_ranks_answer_and_follow_as_one_that_holds_all(
     engine.process.terminate()
     assert 0 == engine.process.wait(15)
     assert all(ended(pid) for pid in ranks)
+
+
+DENSE = ModelConfig(
+    vocab=19,
+    hidden=32,
+    intermediate=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    max_positions=64,
+    qkv_bias=False,
+    weight_block=(16, 16),
+)
+MOE = replace(DENSE, qk_norm=True, experts=4, experts_per_token=2, expert_intermediate=64, dense_layers=(1,))
+UNTIED = replace(MOE, tied=False)
+SPREAD = {
+    "untied, an odd vocabulary, kv heads and experts on four": (lambda: model(UNTIED), ["--tp", "4"]),
+    "a part of each expert in nvfp4": (lambda: model(MOE, kind="NVFP4"), ["--tp", "2", "--no-expert-parallel"]),
+    "stacked experts and head in fp8": (
+        lambda: stacked(model(UNTIED, kind="FP8", others={"lm_head.weight": "FP8"}), turned=True),
+        ["--tp", "2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_every_kind_of_spread_answers_and_follows_as_one_rank_that_holds_all(
+    name: str, node_of: Callable[[Model], Any], start_engine: Start
+) -> None:
+    made, flags = SPREAD[name]
+    node = node_of(made())
+
+    def alone(version: int) -> tuple[list[int], int]:
+        (found,) = complete(
+            Rank(node.model(version)).decoder, [PROMPT], [SamplingParams(temperature=0.0)], end=-1, limit=12
+        )
+        return list(found.tokens), version
+
+    assert 3 == len({tuple(alone(version)[0]) for version in (1, 2, 3)})
+    with ArmServer(node.socket) as agent:
+        engine = start_engine(*flags, node=node)
+        assert int(flags[1]) == agent.describe().ranks
+        assert alone(1) == answered(engine)
+        agent.stage(node.request(1, 2))
+        done = agent.commit(2, Policy.KEEP)
+        assert (2, node.run.digest(2)) == (done.version, done.digest)
+        assert alone(2) == answered(engine)
+        agent.undo(1)
+        assert agent.sweep().proven
+        assert alone(1) == answered(engine)
+        agent.stage(node.request(1, 3))
+        agent.commit(3, Policy.KEEP)
+        swept = agent.sweep()
+        assert (3, node.run.digest(3), True) == (swept.version, swept.digest, swept.proven)
+        assert alone(3) == answered(engine)
 
 
 def test_a_rank_that_is_killed_ends_the_engine_with_an_error(tiny: Any, agent: ArmServer, start_engine: Start) -> None:

@@ -78,7 +78,7 @@ class Rank:
         self.parameters = Parameters(held, of.table, device="cpu")
         self.fill(of)
         seen: Ranks = ALONE if threads is None else _Seen(threads, rank)
-        self._decoder = Decoder(of.config, network_of(of.config, self.parameters), slots=1, ranks=seen)
+        self.decoder = Decoder(of.config, network_of(of.config, self.parameters), slots=1, ranks=seen)
 
     def fill(self, of: Model) -> None:
         self.parameters.fill(of.bits.__getitem__)
@@ -86,8 +86,8 @@ class Rank:
     def logits(self) -> NDArray[Any]:
         """Of each of TOKENS, some fed at once and the others one by one."""
         count = len(TOKENS)
-        prompt = self._decoder.forward(TOKENS[:4], [0] * 4, range(4))
-        steps = [self._decoder.forward([TOKENS[p]], [0], [p]) for p in range(4, count)]
+        prompt = self.decoder.forward(TOKENS[:4], [0] * 4, range(4))
+        steps = [self.decoder.forward([TOKENS[p]], [0], [p]) for p in range(4, count)]
         return torch.cat([prompt, *steps]).numpy()
 
     def live(self, of: Model) -> LiveWeights:
