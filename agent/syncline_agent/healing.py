@@ -30,14 +30,30 @@ class Healer:
         self._files = files
         self._checkpoint = checkpoint
         self._log = log
+        self._in_vain: tuple[object, LayoutRefused] | None = None
+        """What was found and known when a whole checkpoint was refused for its layout, and how."""
 
     def heal(self, chain: Chain, *, came_from: int | None, fallback: int | None, policy: Policy) -> Applied:
         """Bring the engine to some proven version of the chain and return it.
 
         `came_from` is the version that a failed commit started from, `fallback` one to materialize when the disk is
         of no use. EngineUnavailable when the engine went away, DigestMismatch or EngineUncertain when nothing helped
-        yet.
+        yet; LayoutRefused when no checkpoint fits the engine, and again, without another try, until the engine says
+        something else or another version is there to be tried.
         """
+        if self._in_vain is not None and self._in_vain[0] == self._known(chain, fallback):
+            raise self._in_vain[1]
+        self._in_vain = None
+        try:
+            return self._healed(chain, came_from=came_from, fallback=fallback, policy=policy)
+        except LayoutRefused as error:
+            self._in_vain = self._known(chain, fallback), error
+            raise
+
+    def _known(self, chain: Chain, fallback: int | None) -> object:
+        return self._engine.describe(), self._checkpoint.version(chain.lineage, chain.reader.keys.view), fallback
+
+    def _healed(self, chain: Chain, *, came_from: int | None, fallback: int | None, policy: Policy) -> Applied:
         try:
             return self._engine.sweep()
         except DOUBT as error:
@@ -49,12 +65,17 @@ class Healer:
             except DOUBT as error:
                 self._log.warning("could not undo", version=came_from, error=str(error))
         self._checkpoint.examine()
-        if self._checkpoint.version(chain.lineage, chain.reader.keys.view) is not None:
+        on_disk = self._checkpoint.version(chain.lineage, chain.reader.keys.view)
+        if on_disk is not None:
             try:
                 return self._whole(chain, self._checkpoint.path, policy)
             except (*DOUBT, FormatInvalid) as error:
                 self._log.warning("could not heal from the node checkpoint", error=str(error))
-                self._checkpoint.distrust()
+                if isinstance(error, LayoutRefused):
+                    if fallback == on_disk:
+                        raise  # the same tensors once more would be refused once more
+                else:
+                    self._checkpoint.distrust()
                 if fallback is None:
                     raise
         if fallback is None:

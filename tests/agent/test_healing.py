@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from syncline import faults
-from syncline.errors import EngineUnavailable, EngineUncertain
+from syncline.errors import EngineUnavailable, EngineUncertain, LayoutRefused
+from syncline_agent.engine import StageRequest
+from syncline_agent.nodecheckpoint import NodeCheckpoint
 from syncline_agent.status import Phase
 from syncline_agent.testing.bits import stores_of
 
@@ -91,6 +93,35 @@ def test_healing_needs_no_store_after_other_failures_either(world: Any, followin
         faults.install_hook(None)
     for key, data in objects.items():
         world.store.put(key, data)
+    world.follow(following, 3)
+
+
+def test_an_engine_that_no_checkpoint_fits_is_not_asked_again_before_something_changed(
+    world: Any, following: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, asked, fetched = following.slot.stage, [], []
+
+    def refuse(request: StageRequest) -> None:
+        asked.append(request.target)
+        raise LayoutRefused("no rank holds layers.0.norm.weight")
+
+    def fetch(*arguments: Any, **named: Any) -> Any:
+        fetched.append(arguments)
+        return NodeCheckpoint.second(following.node.checkpoint, *arguments, **named)
+
+    monkeypatch.setattr(following.slot, "stage", refuse)
+    monkeypatch.setattr(following.node.checkpoint, "second", fetch)
+    flip(following, "layers.0.norm.weight", 7)
+    with pytest.raises(Exception, match="live bits"):
+        following.slot.sweep()
+    world.run(following, lambda s: s.failures >= 5)
+    assert "no rank holds layers.0.norm.weight" in following.node.reporter.status.error
+    assert ([2], []) == (asked, fetched)  # the node's own, which is the version to go on with
+    assert not following.node.reporter.status.in_service
+    world.publish()
+    monkeypatch.setattr(following.slot, "stage", stage)
+    following.stop_engine()
+    following.start_engine()
     world.follow(following, 3)
 
 
