@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -81,6 +82,18 @@ def test_a_function_is_wrapped_once_however_often_it_is_installed() -> None:
     for _ in range(3):
         hooks.replace(owner, "count", lambda original: lambda: original() + 1)
     assert 2 == owner.count()
+
+
+def test_a_wrapped_function_still_says_what_it_takes() -> None:
+    """vLLM's core counts the parameters of what it is asked to call."""
+
+    def call(method: str, timeout: float | None = None) -> tuple[str, float | None]:
+        return method, timeout
+
+    owner: Any = types.SimpleNamespace(call=call)
+    hooks.replace(owner, "call", lambda original: lambda *arguments, **named: original(*arguments, **named))
+    assert ("look", 1.0) == owner.call("look", 1.0)
+    assert ["method", "timeout"] == list(inspect.signature(owner.call).parameters)
 
 
 def test_the_installed_vllm_has_every_hook(vllm_python: Path) -> None:

@@ -7,6 +7,7 @@ releases are not compared.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -82,9 +83,10 @@ def _there(hook: Hook) -> bool:
 
 
 def replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `wrap(original)` in the original's place, once, however often this is called."""
+    """Put `wrap(original)` in the original's place, once, however often this is called. It tells the original's parameters:
+    vLLM looks at those of what it is asked to call."""
     original = getattr(owner, name)
     if not getattr(original, "syncline", False):
-        wrapped: Any = wrap(original)
+        wrapped: Any = functools.update_wrapper(wrap(original), original)
         wrapped.syncline = True
         setattr(owner, name, wrapped)
