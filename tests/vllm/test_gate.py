@@ -194,10 +194,19 @@ def make() -> Iterator[Make]:
         def still() -> None:
             core.stood_with_batch = core.stood_with_batch or bool(core.batch_queue)
 
-        unfit = more.pop("unfit", lambda: None)
+        unfit, asleep = more.pop("unfit", lambda: None), more.pop("asleep", lambda: False)
         names, log = CacheNames(kv, "e"), logger("gate")
         gate = CoreGate(
-            core, names, TERMS, clock=SystemClock(), unfit=unfit, still=still, failed=failed, log=log, **more
+            core,
+            names,
+            TERMS,
+            clock=SystemClock(),
+            unfit=unfit,
+            asleep=asleep,
+            still=still,
+            failed=failed,
+            log=log,
+            **more,
         )
         core.gate = gate
         core.thread.start()
@@ -342,6 +351,31 @@ def test_a_hold_that_nobody_writes_under_ends_by_itself_and_a_pause_of_others_st
     with pytest.raises(EngineUnavailable):
         gate.write()
     assert 2 == core.scheduler.pause_state
+
+
+def test_an_engine_that_sleeps_is_not_held_and_goes_on_when_it_wakes(make: Make) -> None:
+    sleeps = [True]
+    core, gate = make(asleep=lambda: sleeps[0])
+    with pytest.raises(EngineUnavailable, match="sleeps"):
+        gate.hold(Policy.KEEP)
+    with pytest.raises(EngineUnavailable):
+        gate.write()  # nobody stands
+    sleeps[0] = False
+    write(gate, 2)
+    gate.publish()
+    core.ask("a", 2)
+    assert (2, "length") == core.told("a")
+
+
+def test_what_a_rank_elsewhere_doubts_is_not_served(make: Make) -> None:
+    core, gate = make()
+    gate.heed([None, None])
+    core.ask("a", 2)
+    assert (2, "length") == core.told("a")
+    gate.heed([None, "the weights are others"])
+    core.ask("b", 2)
+    assert (1, "error") == core.told("b")
+    assert "the weights are others" == gate.error
 
 
 def test_prompts_that_waited_through_a_write_are_named_anew_and_those_that_ran_keep_theirs(make: Make) -> None:

@@ -267,6 +267,12 @@ class LiveWeights:
         self._applied = switch.after
         self._doubt(f"version {switch.after.version} {why}")
 
+    def unsettle(self, why: str) -> None:
+        """Somebody else had this memory, and it may hold anything: out of service until a sweep matches."""
+        with self._lock:
+            self._walks.anew()
+            self._doubt(why)
+
     def sweep(self, *, rest: float = 0.0, slice_units: int | None = None) -> Applied:
         """Digest all live memory, a slice at a time, and compare it with what the applied version should be.
 

@@ -40,6 +40,21 @@ def storages_of(model: torch.nn.Module) -> set[int]:
     return {t.untyped_storage().data_ptr() for _, t in tensors_of(model) if not t.is_meta}
 
 
+def constants_of(model: torch.nn.Module, stores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the model holds beside its stores, on their device: each piece of memory once."""
+    known = {store.untyped_storage().data_ptr() for store in stores}
+    found: list[torch.Tensor] = []
+    for name, tensor in tensors_of(model):
+        if tensor.is_meta or not tensor.numel() or "kv_cache" in name or tensor.device != stores[0].device:
+            continue
+        start = tensor.untyped_storage().data_ptr()
+        if start not in known:
+            known.add(start)
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            found.append(whole.set_(tensor.untyped_storage()))
+    return found
+
+
 def check_not_derived(model: torch.nn.Module, before: set[int]) -> None:
     """LayoutRefused when work on the loaded weights left tensors in memory that was not there `before`: what was computed
     from weights would not change with them."""

@@ -23,9 +23,10 @@ from syncline.errors import CheckpointBusy, DigestMismatch, LayoutRefused, Syncl
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.probing import Probed, probe
 from syncline_agent.arm.remembering import key_of, recall, remember
-from syncline_agent.arm.torch_stores import check_not_derived, memory_of, storages_of, stores_of
+from syncline_agent.arm.torch_stores import check_not_derived, constants_of, memory_of, storages_of, stores_of
 from syncline_agent.vllm.hooks import look_up
 from syncline_agent.vllm.settings import VllmSettings
+from syncline_agent.vllm.sleeping import Sleeper, SleepingMemory
 
 LAYOUTS = "layouts"
 """Beside the socket: layouts that were probed before."""
@@ -49,6 +50,7 @@ class Arming:
         self._probed: Probed | None = None
         self._before: set[int] = set()
         self.live: LiveWeights | None = None
+        self.sleeper: Sleeper | None = None
         self.refusal: str | None = None
 
     def __enter__(self) -> Self:
@@ -128,7 +130,7 @@ class Arming:
             tiling = marker.tiling.tiling
             stores = stores_of(model, self._probed)
             check_not_derived(model, self._before)
-            memory = memory_of(stores, self._probed, checkpoint, tiling, alone=alone)
+            memory = SleepingMemory(memory_of(stores, self._probed, checkpoint, tiling, alone=alone))
             live = LiveWeights(checkpoint.table, tiling, memory, clock=self._clock)
             live.warm_up()
             try:
@@ -137,6 +139,7 @@ class Arming:
             except DigestMismatch as error:
                 self._log.error("weights refused", version=marker.version, reason=str(error))
             self.live, self.refusal = live, None
+            self.sleeper = Sleeper(live, memory, lambda: constants_of(model, stores), log=self._log)
         except Exception as error:
             self._refuse(error)
 
@@ -186,8 +189,6 @@ def unfit(vllm_config: Any) -> str | None:
         return "engines over several nodes are not followed in place yet"
     if getattr(parallel, "enable_eplb", False):
         return "expert load balancing moves experts while the engine serves; leave it off"
-    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
-        return "an engine that may sleep takes its weights out of memory while they are read; leave sleep mode off"
     if vllm_config.speculative_config is not None and vllm_config.speculative_config.method != "ngram":
         return "a draft model beside the served one is not followed"
     return None

@@ -16,7 +16,7 @@ from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.gate import CoreGate, Terms
 from syncline_agent.vllm.rank import ENGINE, Rank, rank_of, refusal_of
 from syncline_agent.vllm.settings import VllmSettings
-from syncline_agent.vllm.workers import settle
+from syncline_agent.vllm.workers import doubt_of, settle
 
 
 class CoreSide:
@@ -40,7 +40,8 @@ class CoreSide:
                 Terms.of_vllm(),
                 clock=clock,
                 unfit=lambda: None if rank is None else rank.error,
-                still=partial(core.collective_rpc, settle),
+                asleep=lambda: "weights" in getattr(core.model_executor, "sleeping_tags", ()),
+                still=partial(core.model_executor.collective_rpc, settle),
                 failed=None if alone else UNPROVEN,
                 log=log,
             )
@@ -71,6 +72,11 @@ class CoreSide:
             self._arm.start()
         if self._rank is not None:
             self._rank.start()
+
+    def look_at_ranks(self) -> None:
+        """Weights may have changed, and each rank has looked at what it holds. What is in this process the gate sees itself."""
+        if self.gate is not None and self._rank is None:
+            self.gate.heed(self._core.model_executor.collective_rpc(doubt_of))
 
     def stop(self) -> None:
         """The loop has ended."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
+from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
 from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience, StepGate
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.hooks import look_up
 
+ASLEEP = "the engine sleeps, and its weights are not in memory; nothing was written: wake it, and it follows"
 Outputs = Mapping[int, Any]
 """Of one step: by client, what vLLM sends to it."""
 
@@ -74,16 +76,19 @@ class CoreGate:
         *,
         clock: Clock,
         unfit: Callable[[], str | None],
+        asleep: Callable[[], bool],
         still: Callable[[], object],
         failed: str | None,
         log: FilteringBoundLogger,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
-        """`core` is vLLM's; `unfit` says why weights in this process must not serve; `still` waits until no device works any
-        more; `failed` is why the gate begins out of service, None when it begins in service."""
+        """`core` is vLLM's; `unfit` says why weights in this process must not serve; `asleep` whether the engine took them out
+        of memory; `still` waits until no device works any more; `failed` is why the gate begins out of service, None when it
+        begins in service."""
         self._core = core
         self.names = names
         self._unfit = unfit
+        self._asleep = asleep
         self._failed = failed
         self._terms = terms
         self._log = log
@@ -106,7 +111,11 @@ class CoreGate:
     # --- Gate: the arm's thread ------------------------------------------------------------------------------------
 
     def hold(self, policy: Policy) -> Mapping[str, int]:
-        return self._gate.hold(policy)
+        spans = self._gate.hold(policy)
+        if self._asleep():  # the loop stands, so it neither falls asleep nor wakes now
+            self._gate.release()
+            raise EngineUnavailable(ASLEEP)
+        return spans
 
     def write(self) -> None:
         self._gate.write()
@@ -140,6 +149,12 @@ class CoreGate:
             self._failed = None
             self._send()
         self._log.warning("in service without Syncline: the agent cannot follow this engine in place")
+
+    def heed(self, doubts: Iterable[str | None]) -> None:
+        """What ranks elsewhere say of their weights, before anything else is served. The loop's thread."""
+        doubt = next((why for why in doubts if why is not None), None)
+        if doubt is not None:
+            self.fail(doubt)
 
     def _written(self, version: int, policy: Policy) -> None:
         """The loop stands: its scheduler may be touched from here."""

@@ -31,6 +31,8 @@ HOOKS: Sequence[Hook] = (
     Hook(CORE, "EngineCore._initialize_kv_caches", ("vllm_config",)),
     Hook(CORE, "EngineCore.preprocess_add_request", ("request",)),
     Hook(CORE, "EngineCore.add_request", ("request", "request_wave")),
+    Hook(CORE, "EngineCore.wake_up", ("tags",)),
+    Hook(CORE, "EngineCore.collective_rpc", ("method",)),
     Hook(CORE, "EngineCoreProc.run_busy_loop"),
     Hook(CORE, "EngineCoreProc.has_work"),
     Hook(CORE, "EngineCoreProc.is_running"),
@@ -49,6 +51,9 @@ HOOKS: Sequence[Hook] = (
     Hook("vllm.v1.executor.uniproc_executor", "UniProcExecutor"),
     Hook("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_busy_loop"),
     Hook("vllm.v1.worker.gpu_worker", "Worker.load_model"),
+    Hook("vllm.v1.worker.gpu_worker", "Worker.sleep", ("level",)),
+    Hook("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("tags",)),
+    Hook("vllm.v1.worker.gpu_worker", "Worker.reload_weights"),
     Hook(
         "vllm.model_executor.model_loader.default_loader", "DefaultModelLoader.load_weights", ("model", "model_config")
     ),

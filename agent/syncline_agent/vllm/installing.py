@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from syncline.clock import Clock, SystemClock, system_random
 from syncline.errors import SynclineError
 from syncline.logs import logger, set_up_logs
+from syncline_agent.vllm import absence
 from syncline_agent.vllm.hooks import CORE, check_hooks, look_up, replace
 from syncline_agent.vllm.settings import CpuLinear, VllmSettings
 
@@ -39,6 +40,7 @@ def install(environ: Mapping[str, str]) -> None:
         return
     _around_workers(settings, clock, log)
     _around_core(settings, clock, log)
+    _around_absence()
     if settings.cpu_linear is CpuLinear.PLAIN:
         _keep_linear_weights()
 
@@ -58,6 +60,7 @@ def _around_workers(settings: VllmSettings, clock: Clock, log: FilteringBoundLog
                 settings.arm,
                 arming.live,
                 arming.refusal,
+                sleeper=arming.sleeper,
                 rank=self.rank,
                 ranks=ranks,
                 randomness=system_random(),
@@ -172,6 +175,15 @@ def _around_core(settings: VllmSettings, clock: Clock, log: FilteringBoundLogger
     replace(core, "has_work", has_work)
     replace(core, "_process_engine_step", process_engine_step)
     replace(core, "run_busy_loop", run_busy_loop)
+
+
+def _around_absence() -> None:
+    worker, core = look_up("vllm.v1.worker.gpu_worker", "Worker"), look_up(CORE, "EngineCore")
+    replace(worker, "sleep", absence.around_sleep)
+    replace(worker, "wake_up", absence.around_wake_up)
+    replace(worker, "reload_weights", absence.around_reload)
+    replace(core, "wake_up", absence.around_change)
+    replace(core, "collective_rpc", absence.around_change)
 
 
 def _gate_of(core: Any) -> Any:

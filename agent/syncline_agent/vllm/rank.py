@@ -13,6 +13,7 @@ from syncline_agent.arm.gate import Gate
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.arm.settings import ArmSettings
+from syncline_agent.vllm.sleeping import Sleeper
 
 ENGINE = "vllm"
 
@@ -26,12 +27,14 @@ class Rank:
         live: LiveWeights | None,
         refusal: str | None,
         *,
+        sleeper: Sleeper | None,
         rank: int,
         ranks: int,
         randomness: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         self.live, self.refusal = live, refusal
+        self._sleeper = sleeper
         self._settings, self._random, self._log = settings, randomness, log
         self._identity = ArmIdentity(ENGINE, settings.pool, settings.pod, rank, ranks)
         self._arm: ArmClient | None = None
@@ -67,6 +70,18 @@ class Rank:
         self._stopping.set()
         if self._arm is not None:
             self._arm.stop()
+
+    def fall_asleep(self, why: str, *, lost: bool) -> None:
+        """The worker takes the weights out of memory; `lost`: for good."""
+        if self._sleeper is not None:
+            self._sleeper.fall_asleep(why, lost=lost)
+
+    def wake(self) -> None:
+        """They are in memory again, or others."""
+        if self._sleeper is not None:
+            self._sleeper.wake()
+        if self._arm is not None:
+            self._arm.notify()
 
     def _sweep_for_ever(self) -> None:
         live, arm = self.live, self._arm

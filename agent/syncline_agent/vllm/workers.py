@@ -9,8 +9,16 @@ from typing import Any
 
 import torch
 
+from syncline_agent.vllm.rank import rank_of
+
 
 def settle(worker: Any) -> None:
     """Return when the worker has nothing to do, and its device neither."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
+
+
+def doubt_of(worker: Any) -> str | None:
+    """Why what the worker holds must not serve."""
+    rank = rank_of(getattr(worker, "worker", worker))
+    return None if rank is None else rank.error
