@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from syncline import faults
-from syncline.errors import EngineUnavailable, EngineUncertain, LayoutRefused
+from syncline.errors import EngineUnavailable, EngineUncertain
 from syncline.testing.weight_run import WeightRun
 from syncline.versions import Policy
 from syncline_agent.arm.live import LiveWeights
@@ -63,6 +63,7 @@ def raising(error: Exception) -> Callable[[int], object]:
     return fail
 
 
+@pytest.mark.parametrize("by", ["undo", "checkpoint"])
 @pytest.mark.parametrize("at", ["scatter", "confirm"])
 def test_a_rank_that_fails_after_the_write_began_takes_the_island_out_until_it_is_whole(
     run: WeightRun,
@@ -72,6 +73,7 @@ def test_a_rank_that_fails_after_the_write_began_takes_the_island_out_until_it_i
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     at: str,
+    by: str,
 ) -> None:
     engine = start(2)
     assert server.wait_connected(10)
@@ -86,20 +88,50 @@ def test_a_rank_that_fails_after_the_write_began_takes_the_island_out_until_it_i
     assert "ranks hold different versions (2, 1)" in str(server.describe().error)
     with pytest.raises(EngineUncertain, match="different versions"):
         server.sweep()
-    if at == "confirm":  # both have written
-        server.undo(1)
-        target = 1
+    if by == "undo":  # where only one has written, the other stays
+        target = server.undo(1).version
     else:
-        with pytest.raises(LayoutRefused, match="cannot be undone to"):
-            server.undo(1)
         run.checkpoint(tmp_path / "whole", 3)
         server.stage(ask(1, 3, checkpoint=tmp_path / "whole"))
-        server.commit(3, Policy.KEEP)
-        target = 3
+        target = server.commit(3, Policy.KEEP).version
+    assert engine.gate.serves is None
     assert server.sweep().proven
     assert target == engine.gate.serves
     assert engine.holds(run.weights(target))
     assert is_proven(server, target)
+    server.stage(ask(target, target + 1))
+    server.commit(target + 1, Policy.KEEP)
+    assert engine.holds(run.weights(target + 1))
+    assert target + 1 == engine.gate.serves
+
+
+def test_a_rank_that_was_lost_before_it_wrote_and_comes_back_as_it_was_is_undone_around(
+    run: WeightRun,
+    server: ArmServer,
+    start: Callable[[int], IslandEngine],
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = start(2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    away = engine.ranks[1].client
+
+    def drop(_: int) -> None:
+        assert away._channel is not None
+        away._channel.close()
+        raise EngineUnavailable("the connection ended first")
+
+    monkeypatch.setattr(engine.ranks[1].live, "scatter", drop)
+    with pytest.raises(EngineUncertain):
+        server.commit(2, Policy.KEEP)
+    monkeypatch.undo()
+    wait_until(lambda: described_version(server) is not None)
+    assert engine.gate.serves is None
+    assert 1 == server.undo(1).version
+    assert server.sweep().proven
+    assert engine.holds(run.weights(1))
+    assert 1 == engine.gate.serves
 
 
 def test_a_rank_that_writes_half_and_fails_is_undone_with_all_others(

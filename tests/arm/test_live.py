@@ -235,8 +235,12 @@ def test_undo_goes_back_to_the_bits_before_and_is_proven_by_a_sweep(
     assert not live.in_service
     assert 1 == live.sweep().version
     assert live.in_service
-    with pytest.raises(LayoutRefused):
-        live.ready_undo(1)
+    with pytest.raises(LayoutRefused, match="kept: none"):
+        live.ready_undo(4)
+    undo(live, 1)  # which is held: nothing is written, and nothing in doubt
+    assert live.in_service
+    with pytest.raises(EngineUncertain, match="was not written"):
+        live.confirm(1)
     live.stage(ask(1, 5))
     commit(live, 5)
     assert same(memory, run.weights(5))

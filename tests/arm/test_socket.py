@@ -206,7 +206,7 @@ def test_an_error_of_the_arm_is_that_error_at_the_agent(
         with pytest.raises(DigestMismatch):
             server.stage(ask(2, 3))
         with pytest.raises(LayoutRefused):
-            server.undo(1)
+            server.undo(2)
         with pytest.raises(EngineUnavailable, match="FileNotFoundError"):
             server.stage(ask(1, 2, table=tmp_path / "gone.json"))
     failed = [(line["call"], line["log_level"]) for line in lines if line["event"] == "arm call failed"]
@@ -540,7 +540,7 @@ STAGED = messages.Staged(id=1, target=2, changed=1, staged_bytes=1, seconds=0.0,
     ("answer", "says"),
     [
         (messages.Done(id=1), "rank 0 of o answered done, not Staged"),
-        (messages.Held(id=1, spans={}), "rank 0 of o answered held, not Staged"),
+        (messages.Held(id=1, spans={}, ended=[]), "rank 0 of o answered held, not Staged"),
         (STAGED, "rank 0 told 0 digests of the 1 bands that it holds"),
         (STAGED.model_copy(update={"digests": ["ef" * 16] * 2}), "rank 0 told 2 digests of the 1 bands"),
         (STAGED.model_copy(update={"digests": None}), "rank 0 told 0 digests of the 1 bands"),

@@ -86,6 +86,8 @@ class LiveWeights:
         self._ready: _Switch | None = None
         self._written: _Switch | None = None
         self._kept: _Switch | None = None
+        self._stays: int | None = None
+        """An undo to this version is ready, which is what is held: others have written where this rank has not."""
 
     @property
     def applied(self) -> Applied | None:
@@ -191,7 +193,7 @@ class LiveWeights:
 
     def discard(self) -> None:
         """Drop what is staged or ready."""
-        self._staged = self._ready = None
+        self._staged = self._ready = self._stays = None
 
     def ready(self, target: int) -> None:
         """`scatter(target)` may follow. EngineUnavailable when `target` is not what is staged."""
@@ -200,8 +202,14 @@ class LiveWeights:
         self._ready = self._staged
 
     def ready_undo(self, version: int) -> None:
-        """`scatter(version)` may follow, and goes back. LayoutRefused when that commit is not kept any more."""
-        kept = self._kept
+        """`scatter(version)` may follow, and goes back; it writes nothing where nothing was written since. LayoutRefused when
+        that commit is not kept any more."""
+        kept, applied = self._kept, self._applied
+        untouched = self._written is None and self._error is None and self._version == version
+        if untouched and applied is not None and applied.version == version:
+            self.discard()
+            self._stays = version
+            return
         if kept is None or kept.before.version != version:
             come_from = "none" if kept is None else str(kept.before.version)
             raise LayoutRefused(f"version {version} cannot be undone to; kept: {come_from}; stage it from a checkpoint")
@@ -211,6 +219,8 @@ class LiveWeights:
     def scatter(self, target: int) -> None:
         """Write the bits of `target`, which is ready. No forward step may run. After its first write a failure is
         EngineUncertain. `confirm` must follow before anything computed with the new bits may leave the engine."""
+        if self._stays == target:
+            return
         switch = self._ready
         if switch is None or switch.after.version != target:
             raise EngineUnavailable(f"version {target} is not ready; nothing was written")
@@ -237,6 +247,9 @@ class LiveWeights:
     def confirm(self, target: int) -> Applied:
         """Read back every place that `scatter` wrote; from here on `target` is applied. EngineUncertain when a place
         holds anything else, or cannot be read."""
+        if self._stays == target and self._applied is not None:
+            self._stays = None
+            return self._applied
         switch = self._written
         if switch is None or switch.after.version != target:
             raise EngineUncertain(f"version {target} was not written; nothing to confirm")
