@@ -24,7 +24,9 @@ from aiohttp import web
 from syncline.clock import SystemClock
 from syncline.logs import logger
 from syncline.metrics import Metrics
+from syncline.testing.tables import TILING
 from syncline.testing.weight_run import WeightRun, Weights
+from syncline.wire.records import TilingPart
 from syncline.wire.tensors import TensorSpec, TensorTable, split_axis
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import DeltaFiles, StageRequest
@@ -145,13 +147,13 @@ class TinyRun(NodeRun):
 
 
 @pytest.fixture
-def node_of(tmp_path: Path) -> Callable[[Model], NodeRun]:
+def node_of(tmp_path: Path) -> Callable[..., NodeRun]:
     """Any model as a run of three versions, of which the first stands materialized."""
 
-    def make(of: Model) -> NodeRun:
+    def make(of: Model, *, tiling: TilingPart = TILING) -> NodeRun:
         torch.set_num_threads(1)
         folder = tmp_path / "other-node"
-        made = NodeRun(folder, WeightRun(folder, of.table, of.bits), of.config)
+        made = NodeRun(folder, WeightRun(folder, of.table, of.bits, tiling=tiling), of.config)
         made.step()
         made.step()
         made.write_checkpoint(made.checkpoint, 1)

@@ -108,6 +108,8 @@ class ArmClient:
         return self._connection.startswith("refused")
 
     def start(self) -> None:
+        for pool in (self._calls, self._sweeps):
+            pool.submit(lambda: None)  # a pool starts its thread with its first work, when the host may have no memory
         self._listener.start()
 
     def stop(self) -> None:
@@ -206,6 +208,11 @@ class ArmClient:
                 raise ProtocolViolation(answer.message)
             if not isinstance(answer, messages.Welcome):
                 raise ProtocolViolation(f"the agent answered hello with {answer.type}; is {self._path} its socket?")
+            if answer.protocol != messages.PROTOCOL:
+                raise ProtocolViolation(
+                    f"the agent speaks protocol {answer.protocol}, this side {messages.PROTOCOL}; run agent and engine of"
+                    " one release"
+                )
         except BaseException:
             connected.close()
             raise

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from syncline import delta, faults
 from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta, Place, StagedTensor
-from syncline.errors import LayoutRefused
+from syncline.errors import EngineUnavailable, LayoutRefused
 from syncline.kernels.digest import digest_frame
 from syncline.wire.digest import Digest, seeds
 from syncline.wire.tensors import TensorTable
@@ -122,6 +122,12 @@ class HostMemory:
         return [self._digest(tensor, part, places.frames[places.parts[part].frame]) for part in parts]
 
     def stage(self, deltas: Sequence[Delta], *, executor: Executor | None = None) -> HostChanges:
+        return _with_room(lambda: self._stage(deltas, executor))
+
+    def stage_checkpoint(self, checkpoint: Checkpoint, *, executor: Executor | None = None) -> HostChanges:
+        return _with_room(lambda: self._stage_checkpoint(checkpoint, executor))
+
+    def _stage(self, deltas: Sequence[Delta], executor: Executor | None) -> HostChanges:
         changes: list[_Change] = []
         for tensor in sorted({t for parsed in deltas for t in parsed.tensors}):
             in_place = partial(self._in_place, tensor)
@@ -129,7 +135,7 @@ class HostMemory:
             self._add(changes, staged, self._shadows.stage(tensor, deltas, executor=executor))
         return HostChanges(changes)
 
-    def stage_checkpoint(self, checkpoint: Checkpoint, *, executor: Executor | None = None) -> HostChanges:
+    def _stage_checkpoint(self, checkpoint: Checkpoint, executor: Executor | None) -> HostChanges:
         changes: list[_Change] = []
         for tensor, spec in enumerate(self.table.tensors):
             new = checkpoint.units(spec.name)
@@ -211,6 +217,19 @@ class HostMemory:
         if isinstance(frame, InPlace):
             return digest_frame(self._stores[frame.store], frame.there, frame.frame, self._seeds[tensor])
         return self._shadows.digest(tensor, part, frame)
+
+
+def _with_room(work: Callable[[], HostChanges]) -> HostChanges:
+    """EngineUnavailable where the host has no memory for what is staged: nothing is written by then."""
+    try:
+        return work()
+    except MemoryError as error:
+        reason = str(error) or "no reason given"
+    # Outside the handler: with the error goes what was staged so far, which its frames held.
+    raise EngineUnavailable(
+        f"no host memory for the changes ({reason}); nothing was written: leave the engine's host more, or restart the"
+        " engine from a checkpoint"
+    )
 
 
 def check_fits(table: TensorTable, tensors: Mapping[str, Units]) -> None:
