@@ -24,7 +24,6 @@ from syncline.codecs.context.codec import ContextCodec, lane_shift, lanes_of
 from syncline.codecs.context.counts import Counts, Totals
 from syncline.codecs.context.fitting import shared_bits
 from syncline.codecs.context.sharing import Kind, Kinds
-from syncline.codecs.registry import CODECS
 from syncline.delta.choice import CodecChoice
 from syncline.delta.device.memory import current, host_frame
 from syncline.delta.encode import DeltaTotals, EncodedDelta
@@ -36,15 +35,16 @@ from syncline.kernels.gpu.counts import DeviceCounts, count
 from syncline.kernels.gpu.encode import CODED, EncodeScratch, LaneWords, encode
 from syncline.wire import dtypes
 from syncline.wire.chunk import EncodedFrame
-from syncline.wire.limits import CHUNK_TARGET_BYTES, CODEC_RAW
+from syncline.wire.limits import CHUNK_TARGET_BYTES
 from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Frame, FrameGrid, Tiling
 
 GROUP_BYTES = 8 << 30
-"""Weights of a group: enough lanes to fill a GPU several times."""
+"""Weights of a group: enough lanes to fill a GPU several times. What they become stays in host memory until the group is packed: where
+everything changes, nearly as much."""
 SCRATCH_BYTES = 256 << 20
-"""Room for lanes' words, at most, beside the queues of `EncodeScratch`."""
+"""Room for lanes' words, at most, and again for the payloads made of them, beside the queues of `EncodeScratch`: whatever changes."""
 SAMPLE_FRAMES = 64
 """Frames of a kind that are counted, at most."""
 _ROOM = 1.5
@@ -175,8 +175,8 @@ class DeviceEncoder:
     # --- what goes how
 
     def _jobs(self, members: Sequence[_Member], *, again: bool) -> tuple[list[_Job], list[_Member]]:
-        """Launches, and the frames that no kernel takes. `again`: frames that another table did not suit, of which few may not pay for
-        one of their own; the host looks at them.
+        """Launches, and the frames that no kernel takes: the host looks at them. `again`: frames that another table did not suit, of which
+        few may not pay for one of their own; nor may those that change nearly everywhere, to bits that the old ones say nothing about.
         """
         kinds = Kinds()
         of_kind: dict[int, tuple[Kind, list[_Member]]] = {}
@@ -190,16 +190,18 @@ class DeviceEncoder:
             else:
                 left += own
         sampled: list[tuple[Kind, list[_Member], int, int]] = []
+        exact = True
         for kind, frames in of_kind.values():
             sample = _sample(frames)
             counts = self._count(sample)
             changed, units = int(counts.symbols.sum()), sum(frame.units for _, _, frame in sample)
-            if self._choice.is_dense(changed, units) or (again and not _pays(kind, counts, sample, len(frames))):
+            if (again or self._choice.is_dense(changed, units)) and not _pays(kind, counts, sample, len(frames)):
                 left += frames
             else:
                 kind.counts = counts
                 sampled.append((kind, frames, changed, units))
-        kinds.share_tables(exact=False)
+                exact = exact and len(sample) == len(frames)
+        kinds.share_tables(exact=exact)
         jobs: dict[tuple[Alphabet, bytes, int, int, Walk], _Job] = {}
         for kind, frames, changed, units in sampled:
             assert kind.table is not None
@@ -252,8 +254,7 @@ class DeviceEncoder:
         if np.array_equal(before, after):
             return None
         change = FrameChange.between(before, after)
-        dense = self._choice.is_dense(change.positions.size, change.units)
-        codec = CODECS[CODEC_RAW] if dense else self._choice.choose([change])
+        codec = self._choice.choose([change])
         return codec, int(change.positions.size), codec.encode(change)
 
 

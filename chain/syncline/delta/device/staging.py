@@ -1,7 +1,7 @@
 """Deltas and checkpoints against weights in device memory: decoded into staged changes, checked, then written by one scatter.
 
-A frame that one delta changes by the context coder is decoded where it lies, many tensors in a launch; any other is made beside the live
-one, slab by slab. Nothing live is written before every frame was decoded and found whole.
+A frame that one delta changes here and there by the context coder is decoded where it lies, many tensors in a launch; any other is made
+beside the live one, slab by slab. Nothing live is written before every frame was decoded and found whole.
 """
 
 # pyright: basic
@@ -39,6 +39,8 @@ from syncline.wire.tiling import Frame, Tiling
 _POSITION_BYTES = 4
 _LAUNCH_BYTES = 64 << 20
 """Payload of a launch, at most: the copy on the device, and the one that it is made from."""
+_DECODED_BYTES = 256 << 20
+"""What a launch decodes beside a slab, at most: listed place by place, a change of everything takes four times the slab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,16 @@ class _Staging:
     def parts(self, slab_bytes: int) -> Iterator[DevicePart]:
         tables = DeviceTables(self.kind.anchor.device)
         once = {row: own[0] for row, own in self.layers.items() if len(own) == 1}
-        alone = {row: coded for row, coded in once.items() if isinstance(coded.codec, ContextCodec)}
+        listed = _listed_most(self.kind, self.kind.units).tolist()
+        alone = {
+            row: coded
+            for row, coded in once.items()
+            if isinstance(coded.codec, ContextCodec) and coded.frame.changed <= listed[row]
+        }
         # All are queued before one is waited for, so that the host makes the next launch ready while the device decodes.
         decoding = [
             (rows, *(placed := self.kind.launch(rows)), self._decoding(placed[0], rows, members, lanes, tables))
-            for rows, members, lanes in self._launches(alone, self.kind.walks.tolist())
+            for rows, members, lanes in self._launches(alone, _payload_bytes, _LAUNCH_BYTES, self.kind.walks.tolist())
         ]
         finished = [(rows, batch, places, begun.finish()) for rows, batch, places, begun in decoding]
         del decoding
@@ -184,9 +191,15 @@ class _Staging:
         return decode_alike(batch, members, lanes, tables, lambda at: self._called(int(rows[at])))
 
     def _launches(
-        self, coded: dict[int, CodedFrame], walks: Sequence[int] | None = None
+        self,
+        coded: dict[int, CodedFrame],
+        size: Callable[[CodedFrame], int],
+        most: int,
+        walks: Sequence[int] | None = None,
     ) -> Iterator[tuple[Rows, list[CodedFrame], int]]:
-        """Frames of one codec, number of lanes and walk together, in the order of their rows; the last is that number."""
+        """Frames of one codec, number of lanes and walk together, in the order of their rows; the last is that number. Their sizes sum to
+        `most` at most, or it is one frame.
+        """
         units = self.kind.units.tolist()
         lanes: dict[tuple[int, int], int] = {}
         alike: dict[tuple[int, int, int], list[int]] = {}
@@ -197,10 +210,10 @@ class _Staging:
             alike.setdefault((id(member.codec), lanes[shape], walks[row] if walks else 0), []).append(row)
         for (_, each, _), rows in alike.items():
             rows.sort()
-            sizes = np.cumsum([len(coded[row].frame.payload) for row in rows])
+            sizes = np.cumsum([size(coded[row]) for row in rows])
             left = iter(rows)
             done = 0
-            while part := list(islice(left, _fitting(sizes, done))):
+            while part := list(islice(left, _fitting(sizes, done, most))):
                 done += len(part)
                 yield np.array(part, np.int64), [coded[row] for row in part], each
 
@@ -209,7 +222,7 @@ class _Staging:
         place = {row: at for at, row in enumerate(slab.rows.tolist())}
         coded = {row: self.layers[row][turn] for row in place if turn < len(self.layers[row])}
         ours = {row: member for row, member in coded.items() if isinstance(member.codec, ContextCodec)}
-        for rows, members, lanes in self._launches(ours):
+        for rows, members, lanes in self._launches(ours, self._decoded_bytes, _DECODED_BYTES):
             batch = slab.batch(np.array([place[row] for row in rows.tolist()], np.int64))
             commit.scatter(batch, self._decoding(batch, rows, members, lanes, tables).finish())
         others = sorted(coded.keys() - ours.keys())
@@ -226,23 +239,39 @@ class _Staging:
         for at, _ in enumerate(in_order(self.executor, decode, range(len(others)))):
             slab.frame(place[others[at]]).copy_(to_device(copies[at], slab.after.device))
 
+    def _decoded_bytes(self, coded: CodedFrame) -> int:
+        return max(len(coded.frame.payload), coded.frame.changed * _change_bytes(self.kind))
+
     def _called(self, row: int) -> str:
         return f"frame {self.kind.indices[row]} of {self.table.tensors[self.kind.tensors[row]].name}"
 
 
-def _fitting(sizes: NDArray[np.int64], done: int) -> int:
+def _payload_bytes(coded: CodedFrame) -> int:
+    return len(coded.frame.payload)
+
+
+def _fitting(sizes: NDArray[np.int64], done: int, most: int) -> int:
     """Frames of the next launch, where so many are done; `sizes` are sums."""
     before = int(sizes[done - 1]) if done else 0
-    return max(1, int(np.searchsorted(sizes, before + _LAUNCH_BYTES, side="right")) - done)
+    return max(1, int(np.searchsorted(sizes, before + most, side="right")) - done)
+
+
+def _change_bytes(kind: Kind) -> int:
+    return _POSITION_BYTES + 2 * kind.anchor.element_size()
+
+
+def _listed_most(kind: Kind, units: NDArray[np.int32] | np.int64) -> NDArray[np.int64]:
+    """Changes of so many units that take no more than all of them before and after."""
+    return 2 * kind.anchor.element_size() * np.asarray(units, np.int64) // _change_bytes(kind)
 
 
 def _differing(slab: Slab) -> list[DevicePart]:
     """What the frames of a slab became, in the form that takes less; dense, the slab itself is what is staged."""
-    changed, size = slab.changed(), slab.after.element_size()
+    changed = slab.changed()
     if not changed:
         return []
     batch, places = slab.kind.launch(slab.rows)
-    if changed * (_POSITION_BYTES + 2 * size) <= 2 * size * slab.after.numel():
+    if changed <= _listed_most(slab.kind, np.int64(slab.after.numel())):
         staged = slab.difference()
         return [_part(slab.kind, slab.rows, batch, staged, change_digest(batch, staged, places))]
     every = np.arange(slab.rows.size)
