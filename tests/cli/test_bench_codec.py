@@ -17,6 +17,7 @@ from syncline_cli.bench import codec as command
 from syncline_cli.bench.figures import (
     BOUND,
     BOUND_HISTORY,
+    BOUND_SCALE,
     BOUND_XOR,
     CHOSEN,
     CODECS_SHOWN,
@@ -66,6 +67,7 @@ def test_quantized_views_are_measured_at_both_rates(syncline: Call) -> None:
     assert {name for how in Quantization for name in (how.value, f"{how.value}, 8x")} == set(columns)
     for name, (step,) in columns.items():
         assert 0 < step["bits"][BOUND] < step["bits"][CONTEXT], name
+        assert 0 < step["bits"][BOUND_SCALE] <= step["bits"][BOUND], name
 
 
 def test_people_read_bits_and_how_far_from_the_bound_they_are(syncline: Call) -> None:

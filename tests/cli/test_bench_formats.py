@@ -14,6 +14,7 @@ from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.wire.tensors import TensorSpec
 from syncline_cli.bench import bounds, peers
 from syncline_cli.bench.quantized import Quantization, e2m1, e4m3, quantized_view
+from syncline_cli.bench.scales import MOVES, moves_of_scales
 from syncline_cli.bench.synthetic import AdamStep, learning_rate
 from syncline_cli.bench.views import Flat, Tensor, View, bfloat16, flattened, float32
 
@@ -138,6 +139,39 @@ def test_nibbles_by_themselves_cost_what_can_be_reckoned_by_hand() -> None:
     assert 1536 * entropy(128 / 1536) == pytest.approx(bounds.nibble_and_step([moved]))
     wide = flat("BF16", old.astype(np.uint16), new.astype(np.uint16))
     assert bounds.context_and_step([wide]) == bounds.nibble_and_step([wide])
+
+
+def test_codes_beside_their_scale_s_move_cost_what_can_be_reckoned_by_hand() -> None:
+    # Of two blocks one gets another scale, and a half of its codes move by one; of the other none does.
+    codes = np.full((256, 128), 0x38, np.uint8)
+    scales = np.ones((2, 1), np.float32).view(np.uint32)
+    moved, other = codes.copy(), scales.copy()
+    moved[:128, ::2] += 1
+    other[0] += 5
+    old, new = (
+        View.of({"w": Tensor("F8_E4M3", c.shape, c), "w_scale_inv": Tensor("F32", s.shape, s)})
+        for c, s in ((codes, scales), (moved, other))
+    )
+    moves = moves_of_scales(old, new)
+    assert [0] == list(moves)
+    assert np.array_equal(np.repeat([MOVES // 2 + 3, MOVES // 2], 128 * 128), moves[0])
+    scale_bits = 2 * entropy(0.5)
+    assert 128 * 128 + scale_bits == pytest.approx(bounds.scale_and_step(old, new, moves=moves, kinds=MOVES))
+    plain = bounds.context_and_step(flattened(old, new))
+    assert 2 * 128 * 128 * entropy(0.25) + scale_bits == pytest.approx(plain)
+    assert plain == pytest.approx(bounds.scale_and_step(old, new, moves={}, kinds=MOVES))
+
+
+@pytest.mark.parametrize(("how", "units"), [("nvfp4", 8), ("mxfp4", 16)])
+def test_a_scale_s_move_reaches_the_bytes_of_its_codes(how: str, units: int) -> None:
+    weights = np.random.default_rng(0).standard_normal((4, 64), np.float32)
+    old = quantized_view({"a_proj.weight": weights}, Quantization(how))
+    name = {spec.name: at for at, spec in enumerate(old.table.tensors)}
+    new = View(old.table, [flat.copy() for flat in old.units])
+    new.units[name["a_proj.weight_scale"]][1] -= 1
+    (moves,) = moves_of_scales(old, new).values()
+    assert list(range(units, 2 * units)) == np.flatnonzero(moves != MOVES // 2).tolist()
+    assert {MOVES // 2 - 1} == set(moves[units : 2 * units].tolist())
 
 
 def entropy(share: float) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.kernels.clock import NIBBLES, SIGNED, Alphabet
-from syncline_cli.bench.views import Flat, Units
+from syncline_cli.bench.views import Flat, Units, View
 
 Integers = NDArray[np.int64]
 
@@ -53,6 +53,27 @@ def nibble_and_step(steps: Sequence[Flat]) -> float:
         changed = old[moved]
         bits += _where(counts.sum(0) + counts.sum(1), np.bincount(changed, minlength=16))
         bits += _what(changed, _ordered(new[moved], 4) - _ordered(changed, 4))
+    return bits
+
+
+def scale_and_step(old: View, new: View, *, moves: Mapping[int, Integers], kinds: int) -> float:
+    """As `context_and_step`, where of some tensors how the scale of each unit moves, a number below `kinds`, belongs to its context."""
+    bits = 0.0
+    for dtype in sorted({spec.dtype for spec in old.table.tensors}):
+        alphabet = ALPHABETS[dtype]
+        units = np.zeros(256 * kinds, np.int64)
+        changed: list[Integers] = []
+        steps: list[Integers] = []
+        for at in (at for at, spec in enumerate(old.table.tensors) if spec.dtype == dtype):
+            before, after = old.units[at], new.units[at]
+            context = contexts(alphabet, before) + 256 * moves.get(at, 0)
+            units += np.bincount(context, minlength=256 * kinds)
+            where = np.flatnonzero(before != after)
+            changed.append(context[where])
+            steps.append(steps_of(alphabet, before[where], after[where]))
+        of_changed = np.concatenate(changed)
+        bits += _where(units, np.bincount(of_changed, minlength=256 * kinds))
+        bits += _what(of_changed, np.concatenate(steps))
     return bits
 
 

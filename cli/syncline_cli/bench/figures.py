@@ -15,6 +15,7 @@ from syncline.wire.records import VersionManifest, pack_digests
 from syncline.wire.tiling import Tiling
 from syncline_cli.bench import bounds
 from syncline_cli.bench.peers import PEERS
+from syncline_cli.bench.scales import MOVES, moves_of_scales
 from syncline_cli.bench.views import View, flattened
 
 CHOSEN = "chosen"
@@ -23,6 +24,7 @@ CONTEXT = CODEC_NAMES[CODEC_CONTEXT]
 CODECS_SHOWN = (CHOSEN, CONTEXT, *(codec.name for codec in CODECS.values() if codec.id != CODEC_RAW))
 BOUND = "bound: (context, step)"
 BOUND_NIBBLE = "bound: (nibble, step)"
+BOUND_SCALE = "bound: (context, move of its scale, step)"
 BOUND_XOR = "bound: position + XOR"
 BOUND_HISTORY = "bound: with history"
 
@@ -77,6 +79,8 @@ def measure(old: View, new: View, *, history: bounds.History | None = None) -> F
     bits |= {BOUND_XOR: bounds.position_and_flip(flat), BOUND: bounds.context_and_step(flat)}
     if any(step.dtype == "F4" for step in flat):
         bits[BOUND_NIBBLE] = bounds.nibble_and_step(flat)
+    if moves := moves_of_scales(old, new):
+        bits[BOUND_SCALE] = bounds.scale_and_step(old, new, moves=moves, kinds=MOVES)
     if history is not None:
         (only,) = flat
         bits[BOUND_HISTORY] = history.bits(only)
