@@ -26,6 +26,7 @@ from syncline.store.keys import checked_name
 from syncline.store.open import open_store
 from syncline_agent.flags import check_socket_path, port, seconds, whole, yes_or_no
 from syncline_agent.heartbeat import HeartSettings
+from syncline_agent.lane.commits import CommitLog
 from syncline_agent.nodefiles import own_node_dir
 from syncline_agent.process import STORE_PATIENCE, Node, open_sources, serve
 from syncline_agent.reload.opening import check_engine, open_engine
@@ -111,7 +112,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Agen
             ),
             heart=HeartSettings(every_seconds=given.heartbeat_seconds, ttl_seconds=6 * given.heartbeat_seconds),
         )
-        check_socket_path(settings.socket)
+        check_socket_path(settings.gateway_socket)  # the longer of the two
     except argparse.ArgumentTypeError as error:
         parser.error(f"argument --node-dir: {error}")
     except (ValueError, SynclineError) as error:
@@ -130,8 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = logger("agent", pool=settings.pool, node=settings.node)
     try:
         with ExitStack() as held:
-            node = _node(settings, held, clock=clock, random=system_random(), metrics=metrics, log=log)
-            asyncio.run(serve(settings, node, metrics, log))
+            randomness = system_random()
+            commits = CommitLog(f"{randomness.getrandbits(64):016x}")
+            node = _node(settings, held, clock=clock, random=randomness, metrics=metrics, commits=commits, log=log)
+            asyncio.run(serve(settings, node, commits, metrics, log))
     except Rejected as error:
         print(f"syncline-agent: {error}", file=sys.stderr)
         return 2
@@ -145,6 +148,7 @@ def _node(
     clock: Clock,
     random: random.Random,
     metrics: Metrics,
+    commits: CommitLog,
     log: FilteringBoundLogger,
 ) -> Node:
     """The node's parts; what must be let go of in the end is `held`. Rejected for settings that cannot be used."""
@@ -159,7 +163,7 @@ def _node(
         raise Rejected(str(error)) from error
     try:
         held.enter_context(closing(own_node_dir(settings.node_dir)))
-        engine = open_engine(settings, held, clock=clock, log=log)
+        engine = open_engine(settings, held, clock=clock, witness=commits.note, log=log)
         return Node(
             settings,
             engine,

@@ -133,6 +133,10 @@ Witness = Callable[[Crossing], None]
 """Called in the thread that commits, before any token of the new version may leave the engine."""
 
 
+def nobody(_crossing: Crossing) -> None:
+    """The witness where nobody asks which version a token came from."""
+
+
 class Engine(Protocol):
     """One island of live weights."""
 

@@ -26,6 +26,8 @@ from syncline_agent.engine import Engine
 from syncline_agent.fetch import Fetcher, Source
 from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
+from syncline_agent.lane.commits import CommitLog
+from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.listening import listen
 from syncline_agent.mirrors import SourceHeads
 from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint
@@ -139,7 +141,9 @@ def open_sources(settings: AgentSettings, *, clock: Clock, metrics: Metrics) -> 
     return [Source(name, store) for name, store in zip(names, stores, strict=True)]
 
 
-async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: FilteringBoundLogger) -> None:
+async def serve(
+    settings: AgentSettings, node: Node, commits: CommitLog, metrics: Metrics, log: FilteringBoundLogger
+) -> None:
     """Run the node until SIGTERM or SIGINT; then say goodbye to the store. Rejected when HTTP has no place to listen."""
     machines = [
         Driven("follower", node.follower.tick, log),
@@ -161,12 +165,16 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
+    # Whoever waits for a commit there need not be waited for.
+    face = web.AppRunner(make_face(node.reporter.read, commits), access_log=None, shutdown_timeout=0.5)
+    await face.setup()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     try:
         _, port = await listen(runner, settings.host, settings.port)
+        await listen_at(face, settings.gateway_socket)
         log.info("serving", host=settings.host, port=port, socket=str(settings.socket))
         for machine in (*machines, *bells):
             machine.start()
@@ -178,4 +186,5 @@ async def serve(settings: AgentSettings, node: Node, metrics: Metrics, log: Filt
         for machine in reversed(machines):
             await asyncio.to_thread(machine.stop)
         await asyncio.to_thread(node.heart.beat, node.reporter.status, leaving=True)
+        await face.cleanup()
         await runner.cleanup()

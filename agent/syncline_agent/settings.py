@@ -73,3 +73,8 @@ class AgentSettings:
     @property
     def socket(self) -> Path:
         return self.node_dir / "arm.sock"
+
+    @property
+    def gateway_socket(self) -> Path:
+        """Where a gateway beside the engine asks."""
+        return self.node_dir / "gateway.sock"

@@ -48,7 +48,7 @@ EVERY = [
     messages.Staged(id=1, target=2, changed=3, staged_bytes=4, seconds=0.5, digests=["ef" * 16]),
     messages.Confirmed(id=1, applied=APPLIED),
     messages.Swept(id=1, applied=APPLIED, digests=["ef" * 16]),
-    messages.Held(id=1, spans={"r-0": 7}),
+    messages.Held(id=1, spans={"r-0": 7}, ended=["r-1"]),
     messages.Resumed(id=1, pause_seconds=0.25),
     messages.Done(id=1),
     messages.Failed(id=1, error="DigestMismatch", message="no"),
@@ -210,5 +210,5 @@ def test_an_answer_with_numbers_that_cannot_be_is_refused(kind: str, change: dic
 
 
 def test_spans_of_requests_with_any_name_can_be_said() -> None:
-    said = messages.Held(id=1, spans={"r-\ud800": 7})
-    assert messages.Held(id=1, spans={"r-?": 7}) == messages.decode(messages.encode(said)[PREFIX:])
+    said = messages.Held(id=1, spans={"r-\ud800": 7}, ended=None)
+    assert messages.Held(id=1, spans={"r-?": 7}, ended=None) == messages.decode(messages.encode(said)[PREFIX:])

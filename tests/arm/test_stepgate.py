@@ -11,7 +11,7 @@ import pytest
 from syncline.clock import SystemClock
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
-from syncline_agent.arm.stepgate import Patience, StepGate
+from syncline_agent.arm.stepgate import MOST_ENDED, MOST_ENDED_CHARS, Patience, StepGate
 
 
 class Loop:
@@ -146,3 +146,34 @@ def test_a_second_hold_takes_over_from_the_first(loop: Callable[..., Loop]) -> N
     one.gate.write()
     one.gate.resume(lambda policy: one.written.append((policy, one.steps)))
     assert [Policy.ABORT] == [policy for policy, _ in one.written]
+
+
+def test_requests_that_ended_are_named_until_a_write_has_been(loop: Callable[..., Loop]) -> None:
+    one = loop()
+    one.gate.note_end("a")
+    one.gate.hold(Policy.KEEP)
+    one.gate.release()
+    one.gate.note_end("b")
+    one.gate.hold(Policy.KEEP)
+    assert ("a", "b") == one.gate.ended()
+    one.gate.write()
+    one.gate.resume(lambda _: one.gate.note_end("aborted by the write, so counted at the hold"))
+    one.gate.note_end("c")
+    assert ("c",) == one.gate.ended()
+
+
+@pytest.mark.parametrize(("number", "length"), [(MOST_ENDED + 1, 1), (3, MOST_ENDED_CHARS // 2)])
+def test_more_ends_than_a_message_holds_are_not_named_at_all(
+    loop: Callable[..., Loop], number: int, length: int
+) -> None:
+    one = loop()
+    for _ in range(number - 1):
+        one.gate.note_end("r" * length)
+    assert one.gate.ended() is not None
+    for _ in range(2):
+        one.gate.note_end("r" * length)
+    assert one.gate.ended() is None
+    one.gate.hold(Policy.KEEP)
+    one.gate.write()
+    one.gate.resume(lambda _: None)
+    assert () == one.gate.ended()

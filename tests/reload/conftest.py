@@ -17,6 +17,7 @@ from syncline.metrics import Metrics
 from syncline.store.memory import MemoryStore
 from syncline.testing.stored_runs import StoredRun
 from syncline.testing.vllm_routes import VllmStandIn
+from syncline_agent.engine import Crossing
 from syncline_agent.fetch import Source
 from syncline_agent.policy import Target, encode_target
 from syncline_agent.process import Node
@@ -45,6 +46,8 @@ class World:
         self.serve_unproven = False
         self.seen_as: Path | None = None
         self.node_dir = folder / "node"
+        self.told: list[tuple[Crossing, bool]] = []
+        """Every change of version, and whether the engine was paused when it was told."""
         self.reloading: Reloading = VllmReloading(Routes(server.url, client), QUICK)
         self.aim()
 
@@ -52,7 +55,11 @@ class World:
         """A new agent on the node's files."""
         self.log = structlog.get_logger()
         self.engine = ReloadEngine(
-            self.reloading, Place("pool", "pod", self.node_dir, self.seen_as), clock=self.clock, log=self.log
+            self.reloading,
+            Place("pool", "pod", self.node_dir, self.seen_as),
+            clock=self.clock,
+            witness=lambda crossing: self.told.append((crossing, self.server.paused)),
+            log=self.log,
         )
         settings = AgentSettings(
             stores=["memory:"],

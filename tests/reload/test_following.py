@@ -36,6 +36,10 @@ def test_versions_are_followed_by_reloads_of_the_very_bits_and_proven(world: Any
         assert (ApplyPath.RELOAD, True) == (status.apply_path, status.in_service)
         assert world.run.manifests[version].digest == (status.applied.digest if status.applied else None)
     assert 3 == world.server.loads
+    assert [(None, 1), (1, 2), (2, 3)] == [
+        (c.before.version if c.before else None, c.after.version if c.after else None) for c, _ in world.told
+    ]
+    assert all(paused and c.spans is None and c.ended is None for c, paused in world.told)
 
 
 def test_a_reload_pauses_loads_drops_every_cache_and_resumes(world: Any) -> None:

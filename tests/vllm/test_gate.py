@@ -18,7 +18,7 @@ from syncline.errors import EngineUnavailable
 from syncline.logs import logger
 from syncline.versions import Policy
 from syncline_agent.arm.stepgate import Patience
-from syncline_agent.vllm.caching import CacheNames
+from syncline_agent.vllm.caching import MANY, CacheNames
 from syncline_agent.vllm.gate import CoreGate, Terms
 from syncline_agent.vllm.settings import KvPolicy
 
@@ -419,3 +419,37 @@ def test_a_gate_that_waits_in_vain_for_a_proof_is_opened_and_says_no_version(mak
     core.ask("late", 3)
     assert (3, "length") == core.told("late")
     assert "default" == core.weight_version
+
+
+def test_requests_that_ended_since_the_last_write_are_named_as_their_clients_know_them(make: Make) -> None:
+    core, gate = make()
+    core.ask("a-77", 3, external_req_id="A")
+    assert (3, "length") == core.told("a-77")
+    core.ask("b-78", 400, external_req_id="B")
+    while core.output_queue.empty():
+        core.pace.wait(0.001)
+    assert {"B"} == set(gate.hold(Policy.KEEP))
+    assert ("A",) == gate.ended()
+    gate.write()
+    gate.resume(2)
+    gate.publish()
+    assert (400, "length") == core.told("b-78")
+    assert {} == gate.hold(Policy.KEEP)
+    assert ("B",) == gate.ended()
+    gate.release()
+
+
+def test_names_of_requests_whose_clients_hung_up_are_not_kept_for_ever(make: Make) -> None:
+    core, gate = make()
+    names = gate.names
+    lost = [core.ask(f"lost-{i}", 1).request_id for i in range(3)]
+    for name in lost:
+        core.told(name)
+    names.begin(Request("hung up", 1, external_req_id="H"))
+    running = core.ask("runs", 10**6, external_req_id="R")
+    for i in range(MANY):
+        names.begin(Request(f"on its way {i}", 1, external_req_id=f"W{i}"))
+    while running.status != Status.RUNNING:
+        core.pace.wait(0.001)
+    write(gate, 2)
+    assert ("hung up", "R", "W0") == (names.forget("hung up"), names.forget("runs"), names.forget("on its way 0"))

@@ -214,7 +214,8 @@ class Answerer:
                 self._fail_again(gate)
                 if self._writing:
                     raise EngineUnavailable("a write is under way; end it first")
-                return Held(id=call.id, spans=dict(gate.hold(call.policy)))
+                spans, ended = gate.hold(call.policy), gate.ended()
+                return Held(id=call.id, spans=dict(spans), ended=None if ended is None else list(ended))
             case Write():
                 gate.write()
                 self._writing = self._was_written_under = True

@@ -6,8 +6,9 @@ takes the engine out of service, whatever it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from structlog.typing import FilteringBoundLogger
 
@@ -32,7 +33,8 @@ from syncline_agent.arm.messages import (
     Scatter,
     Write,
 )
-from syncline_agent.engine import CommitResult
+from syncline_agent.arm.parts import applied
+from syncline_agent.engine import Applied, CommitResult, Crossing, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +59,43 @@ class Commit:
     """From what is staged, or kept to go back to, to what is served."""
 
     def __init__(
-        self, members: Members, target: int, *, undo: bool, timeouts: ArmTimeouts, log: FilteringBoundLogger
+        self,
+        members: Members,
+        target: int,
+        *,
+        undo: bool,
+        timeouts: ArmTimeouts,
+        witness: Witness,
+        log: FilteringBoundLogger,
     ) -> None:
         self._members = members
         self._ranks, self._gate = members.ranks, members.gate
         self._target, self._undo = target, undo
         self._timeouts = timeouts
+        self._witness = witness
         self._log = log
         self._confirming = False
 
     def run(self, policy: Policy) -> CommitResult:
         """As `Engine.commit` and `Engine.undo`."""
-        spans = self._hold(policy)
+        before = self._ranks[0].state.applied
+        held = self._hold(policy)
+        told = partial(Crossing, None if before is None else applied(before))
         try:
             pause_seconds = self._write()
-            digest = self._confirm()
+            after = self._confirm()
+            self._witness(told(after, held.spans, held.ended))
+            self._let_out(after)
         except SynclineError as error:
             # A rank that never got the message wrote nothing, but another one may have: the island is uncertain.
             uncertain = f"writing version {self._target}: {error}; undo, or stage a checkpoint"
             self._give_up(uncertain)
+            self._witness(told(None, None, None))
             raise EngineUncertain(uncertain) from error
-        return CommitResult(self._target, digest, pause_seconds, spans=spans)
+        return CommitResult(self._target, after.digest, pause_seconds, spans=held.spans)
 
-    def _hold(self, policy: Policy) -> Mapping[str, int]:
-        """All ranks are ready, and the engine stands and waits for the write. Output tokens so far by request id."""
+    def _hold(self, policy: Policy) -> Held:
+        """All ranks are ready, and the engine stands and waits for the write."""
         target, undo, times = self._target, self._undo, self._timeouts
         ask_all(self._ranks, lambda i: Ready(id=i, target=target, undo=undo), Done, times.ready_s)
         patience_s = times.drain_s if policy is Policy.DRAIN else times.ready_s
@@ -92,7 +107,7 @@ class Commit:
             self._tell([self._gate], lambda i: Release(id=i), Done)
             raise
         faults.reach("apply.writing")
-        return held.spans
+        return held
 
     def _write(self) -> float:
         """New bits on every rank, and steps go on with them. Returns how long none could run."""
@@ -104,8 +119,8 @@ class Commit:
         faults.reach("apply.resumed")
         return resumed.pause_seconds
 
-    def _confirm(self) -> str:
-        """Every written place was read back, and what was computed meanwhile may leave. Returns the digest."""
+    def _confirm(self) -> Applied:
+        """Every written place was read back. Returns what all ranks hold."""
         target, times = self._target, self._timeouts
         self._confirming = True
         confirmed = ask_all(self._ranks, lambda i: Confirm(id=i, target=target), Confirmed, times.scatter_s)
@@ -118,11 +133,14 @@ class Commit:
             staged, rank.staged = rank.staged, None
             if staged is not None and staged[0] == target and not self._undo:
                 rank.digests = staged
-        if all(c.applied.proven for c in confirmed):
-            self._gate.ask(lambda i: Publish(id=i), Done, times.other_s)
+        return replace(applied(confirmed[0].applied), proven=all(c.applied.proven for c in confirmed))
+
+    def _let_out(self, after: Applied) -> None:
+        """What was computed since the write may leave the engine."""
+        if after.proven:
+            self._gate.ask(lambda i: Publish(id=i), Done, self._timeouts.other_s)
         else:
             self._gate.withholds = True  # until a sweep, and then `prove`
-        return confirmed[0].applied.digest
 
     def _give_up(self, reason: str) -> None:
         """Out of service; and a rank that has written says so, where it would else name the version before."""

@@ -6,7 +6,7 @@ A gate knows requests and steps, and no weights. Where it lives in one process w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from syncline.clock import Clock
@@ -27,6 +27,11 @@ class Gate(Protocol):
         many output tokens each request in flight has, those of a step that just ended counted.
 
         EngineUnavailable when requests did not end in time or the engine did not answer."""
+        ...
+
+    def ended(self) -> Sequence[str] | None:
+        """Ids of the requests that have ended since the last write, as `hold` names requests; asked while the engine stands.
+        None where nobody counts, or more ended than could be kept."""
         ...
 
     def write(self) -> None:
@@ -73,6 +78,9 @@ class OpenGate:
     def hold(self, policy: Policy) -> Mapping[str, int]:
         self._held_at = self._clock.monotonic()
         return {}
+
+    def ended(self) -> Sequence[str] | None:
+        return ()
 
     def write(self) -> None:
         pass

@@ -250,6 +250,7 @@ class Held(_Message):
     type: Literal["held"] = "held"
     id: int
     spans: dict[Reason, Count]
+    ended: list[Reason] | None
 
 
 class Resumed(_Message):

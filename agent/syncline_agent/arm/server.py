@@ -29,7 +29,7 @@ from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied, stage_message
 from syncline_agent.arm.proving import Prover, check_staged, checked, error_of, held_by, prove, refusal_of
 from syncline_agent.arm.tables import Tables, nowhere
-from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult
+from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult, Witness, nobody
 
 SOCKET_MODE = 0o660
 TOKEN_MODE = 0o640
@@ -49,18 +49,21 @@ class ArmServer:
         allowed_uids: Collection[int] | None = None,
         timeouts: ArmTimeouts = DEFAULT_TIMEOUTS,
         tables: Tables = nowhere,
+        witness: Witness = nobody,
         log: FilteringBoundLogger | None = None,
     ) -> None:
         """An arm of another `pool` is refused (None: any). What an arm must present is `token`, or, where that is empty,
         what stands in `token_file`: by default `arm.token` beside the socket, made with a random token if it is not
         there. `allowed_uids` defaults to this process's own user and root. `tables` tells which
-        tensors a version has, where it can: who cannot hold them is named when it comes, and not when something is staged."""
+        tensors a version has, where it can: who cannot hold them is named when it comes, and not when something is staged.
+        `witness` is told of every commit."""
         self._path = socket_path
         self._pool = pool
         self._token = token
         self._token_file = token_file or socket_path.parent / TOKEN_FILE
         self._uids = frozenset(allowed_uids if allowed_uids is not None else (os.geteuid(), 0))
         self._timeouts = timeouts
+        self._witness = witness
         self._log = log or logger("arm")
         self._island = Island()
         self._calling = threading.Lock()
@@ -186,7 +189,8 @@ class ArmServer:
     def _switch(self, target: int, policy: Policy, *, undo: bool) -> CommitResult:
         with self._calling:
             members = self._island.settled()
-            return Commit(members, target, undo=undo, timeouts=self._timeouts, log=self._log).run(policy)
+            commit = Commit(members, target, undo=undo, timeouts=self._timeouts, witness=self._witness, log=self._log)
+            return commit.run(policy)
 
     def _discard(self, members: Members) -> None:
         ask_all(members.ranks, lambda i: messages.Discard(id=i), messages.Done, self._timeouts.other_s)

@@ -8,7 +8,7 @@ costs a pause, never the engine. After it the loop stands until it is told to go
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -31,6 +31,10 @@ class Patience:
 
 DEFAULT_PATIENCE = Patience()
 
+MOST_ENDED = 65_536
+MOST_ENDED_CHARS = 4 << 20
+"""Of the ids of requests that ended between two writes, in all: a message to the agent must hold them."""
+
 
 class _State(Enum):
     FREE = auto()
@@ -50,6 +54,8 @@ class StepGate:
         self._policy = Policy.KEEP
         self._held_at = 0.0
         self._spans: Mapping[str, int] = {}
+        self._ended: list[str] = []
+        self._ended_chars = 0
 
     # --- the arm's thread ------------------------------------------------------------------------------------------
 
@@ -65,6 +71,12 @@ class StepGate:
             if self._state is not _State.HELD:
                 raise EngineUnavailable("the hold was released; try again")
             return self._spans
+
+    def ended(self) -> Sequence[str] | None:
+        """As `Gate.ended`."""
+        with self._wake:
+            too_many = len(self._ended) > MOST_ENDED or self._ended_chars > MOST_ENDED_CHARS
+            return None if too_many else tuple(self._ended)
 
     def write(self) -> None:
         """As `Gate.write`."""
@@ -83,6 +95,7 @@ class StepGate:
                 raise EngineUnavailable("the engine does not stand for a write; there is nothing to go on from")
             try:
                 written(self._policy)
+                self._ended, self._ended_chars = [], 0
             finally:
                 self._let_go()
             return self._clock.monotonic() - self._held_at
@@ -113,6 +126,13 @@ class StepGate:
     def draining(self) -> bool:
         """No request may begin, so that those in flight can end. The caller holds `wake`."""
         return self._state is _State.WANTED and self._policy is Policy.DRAIN
+
+    def note_end(self, request_id: str) -> None:
+        """A request is over, however it ended."""
+        with self._wake:
+            if len(self._ended) <= MOST_ENDED and self._ended_chars <= MOST_ENDED_CHARS:
+                self._ended.append(request_id)
+                self._ended_chars += len(request_id)
 
     def pass_between_steps(self, active: int, spans: Callable[[], Mapping[str, int]]) -> None:
         """Come by with `active` sequences in flight and no step running. Returns at once, or after a hold ended; calls

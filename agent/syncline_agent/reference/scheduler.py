@@ -114,6 +114,9 @@ class Scheduler:
     def hold(self, policy: Policy) -> Mapping[str, int]:
         return self._gate.hold(policy)
 
+    def ended(self) -> Sequence[str] | None:
+        return self._gate.ended()
+
     def write(self) -> None:
         self._gate.write()
 
@@ -250,6 +253,7 @@ class Scheduler:
 
     def _leave(self, choice: Choice) -> None:
         self._active.remove(choice)
+        self._gate.note_end(choice.request_id)
         self._free.append(choice.slot)
 
     def _finish_all(self, finish: Finish | None, *, error: str | None) -> None:

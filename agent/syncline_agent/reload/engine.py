@@ -29,7 +29,16 @@ from syncline.errors import (
     SynclineError,
 )
 from syncline.versions import Policy
-from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult
+from syncline_agent.engine import (
+    Applied,
+    CommitResult,
+    Crossing,
+    EngineDescription,
+    StageRequest,
+    StageResult,
+    Witness,
+    nobody,
+)
 from syncline_agent.reload import proof
 from syncline_agent.reload.base import Reloading
 from syncline_agent.reload.routes import AnswerLost
@@ -71,12 +80,15 @@ class ReloadEngine:
         *,
         clock: Clock,
         log: FilteringBoundLogger,
+        witness: Witness = nobody,
         executor: Executor | None = None,
     ) -> None:
+        """`witness` is told of every load; which tokens came before it nobody counts."""
         self._routes = routes
         self._place = place
         self._clock = clock
         self._log = log
+        self._witness = witness
         self._executor = executor
         self._file = ServedFile(place.node_dir / "reload.json")
         self._served = self._file.read()
@@ -181,6 +193,8 @@ class ReloadEngine:
         faults.reach("apply.scattered")
         try:
             served = self._seen(served, staged, checkpoint)
+            known = None if before is None or before.pending else before.applied
+            self._witness(Crossing(known, served.applied, None, None))
             self._routes.resume()
         except SynclineError as error:
             raise EngineUncertain(f"version {request.target} was loaded, and then: {error}") from error

@@ -14,7 +14,7 @@ from syncline.clock import Clock
 from syncline.errors import Rejected
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.arm.tables import in_checkpoint
-from syncline_agent.engine import Engine
+from syncline_agent.engine import Engine, Witness, nobody
 from syncline_agent.reload.base import Reloading
 from syncline_agent.reload.engine import Place, ReloadEngine
 from syncline_agent.reload.fallback import ArmOrReload
@@ -27,16 +27,20 @@ ENGINES = ("arm", "reload")
 KINDS = {"vllm": VllmReloading, "sglang": SglangReloading}
 
 
-def open_engine(settings: AgentSettings, held: ExitStack, *, clock: Clock, log: FilteringBoundLogger) -> Engine:
-    """The engine of the settings; what must be let go of in the end is `held`."""
+def open_engine(
+    settings: AgentSettings, held: ExitStack, *, clock: Clock, witness: Witness = nobody, log: FilteringBoundLogger
+) -> Engine:
+    """The engine of the settings; what must be let go of in the end is `held`. `witness` is told of every commit."""
     if settings.engine == "reload":
-        return _by_route(settings, held, clock=clock, log=log)
+        return _by_route(settings, held, clock=clock, witness=witness, log=log)
     tables = in_checkpoint(settings.node_dir / "checkpoint")
-    server = ArmServer(settings.socket, pool=settings.pool, token=settings.token, tables=tables, log=log)
+    server = ArmServer(
+        settings.socket, pool=settings.pool, token=settings.token, tables=tables, witness=witness, log=log
+    )
     arms = held.enter_context(server)
     if settings.engine_url is None:
         return arms
-    return ArmOrReload(arms, _by_route(settings, held, clock=clock, log=log), log=log)
+    return ArmOrReload(arms, _by_route(settings, held, clock=clock, witness=witness, log=log), log=log)
 
 
 def check_engine(engine: str, url: str | None, kind: str) -> None:
@@ -55,11 +59,13 @@ def check_engine(engine: str, url: str | None, kind: str) -> None:
         raise Rejected(f"--engine-url {url} is not http://host:port")
 
 
-def _by_route(settings: AgentSettings, held: ExitStack, *, clock: Clock, log: FilteringBoundLogger) -> ReloadEngine:
+def _by_route(
+    settings: AgentSettings, held: ExitStack, *, clock: Clock, witness: Witness, log: FilteringBoundLogger
+) -> ReloadEngine:
     assert settings.engine_url is not None  # `check_engine`
     # Proxies of the environment are for what is far away; this engine is on the node.
     client = held.enter_context(httpx.Client(trust_env=False))
     routes = Routes(settings.engine_url, client, key_file=settings.engine_key_file)
     reloading: Reloading = KINDS[settings.engine_kind](routes)
     place = Place(settings.pool, settings.engine_url, settings.node_dir, settings.engine_node_dir)
-    return ReloadEngine(reloading, place, clock=clock, log=log)
+    return ReloadEngine(reloading, place, clock=clock, witness=witness, log=log)

@@ -14,7 +14,7 @@ Knows no weights. It belongs to the process of rank 0, and is called by the arm'
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from structlog.typing import FilteringBoundLogger
@@ -97,6 +97,9 @@ class SglangGate:
             self._timer.daemon = True
             self._timer.start()
             return spans
+
+    def ended(self) -> Sequence[str] | None:
+        return None  # no route says it; SGLang's own answers say which versions their tokens came from
 
     def write(self) -> None:
         with self._lock:

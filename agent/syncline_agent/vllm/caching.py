@@ -12,6 +12,8 @@ from typing import Any
 
 from syncline_agent.vllm.settings import KvPolicy
 
+MANY = 8192
+"""Requests that may be on their way to the scheduler at once."""
 CATCH_UP = 4
 """Waiting requests that are named anew before a step: to hash a long prompt takes about a millisecond."""
 
@@ -39,6 +41,8 @@ class CacheNames:
         self._engine = engine
         self._writes = 0
         self._stale: dict[str, Any] = {}
+        self._outside: dict[str, str] = {}
+        """Names of requests outside by their ids, in the order in which they came; who hangs up leaves its own until a write."""
 
     def _salted(self, salt: str | None, writes: int) -> str:
         return f"{salt or ''}\x1fsyncline {self._engine} {writes}"
@@ -46,6 +50,7 @@ class CacheNames:
     def begin(self, request: Any) -> _Named:
         """Name a request that comes in, before vLLM hashes its prompt. From the thread that takes requests in."""
         named = _Named(request.cache_salt, request.external_req_id or request.request_id, self._writes)
+        self._outside[request.request_id] = named.outside
         if self._kv is KvPolicy.SALT:
             request.cache_salt = self._salted(named.salt, named.writes)
         return named
@@ -55,9 +60,20 @@ class CacheNames:
         named: _Named | None = getattr(request, "syncline", None)
         return request.request_id if named is None else named.outside
 
+    def forget(self, request_id: str) -> str:
+        """A request has ended: its id as its client knows it."""
+        return self._outside.pop(request_id, request_id)
+
+    def _forget_lost(self, scheduler: Any) -> None:
+        """Names of requests that are not there any more; the newest may not be there yet."""
+        for request_id in list(islice(self._outside, max(len(self._outside) - MANY, 0))):
+            if request_id not in scheduler.requests:
+                self._outside.pop(request_id, None)
+
     def next(self, scheduler: Any) -> None:
         """Weights are written: what is computed from here on has another name. The loop stands."""
         self._writes += 1
+        self._forget_lost(scheduler)
         if self._kv is KvPolicy.RESET:
             scheduler.reset_prefix_cache(reset_running_requests=True)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -117,6 +117,9 @@ class CoreGate:
             raise EngineUnavailable(ASLEEP)
         return spans
 
+    def ended(self) -> Sequence[str] | None:
+        return self._gate.ended()
+
     def write(self) -> None:
         self._gate.write()
 
@@ -218,6 +221,10 @@ class CoreGate:
         """What of a step's outputs may leave now."""
         if not outputs:
             return outputs
+        for ended in outputs.values():
+            for output in ended.outputs:
+                if output.finish_reason is not None:
+                    self._gate.note_end(self.names.forget(output.request_id))
         with self._wake:
             if self.error is not None:
                 self._dropped.append(outputs)
