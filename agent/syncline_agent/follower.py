@@ -17,14 +17,9 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline import faults
 from syncline.clock import Clock
-from syncline.errors import (
-    EngineUncertain,
-    NotFound,
-    Retryable,
-    StoreUnavailable,
-    SynclineError,
-)
+from syncline.errors import EngineUncertain, NotFound, Retryable, StoreUnavailable, SynclineError
 from syncline.wire.records import VersionManifest
+from syncline_agent.absence import Absence
 from syncline_agent.choosing import Chooser
 from syncline_agent.engine import Applied, Engine
 from syncline_agent.healing import Healer
@@ -77,6 +72,7 @@ class Follower:
         self._healer = Healer(engine, files, checkpoint, log)
         self._chooser = Chooser(clock=clock, veto_seconds=settings.veto_seconds)
         self._lag = Lag(clock, heart.time)
+        self._absence = Absence(checkpoint, clock, patience_s=settings.advance_seconds)
         self._phase = Phase.IDLE
         self._began = clock.monotonic()
         self._target: Target | None = None
@@ -155,7 +151,10 @@ class Follower:
         self._error = self._chooser.remark or (None if self._settings.serve_unproven else self._held.unprovable)
         if described is None:
             self._error = f"no engine to commit to ({self._held.silence}); waiting for one"
+            if wanted is not None and not target.suspend and self._absence.asks_for(chain, wanted):
+                return self._enter(Phase.JOIN)
             return self._enter(Phase.IDLE, self._poll_delay())
+        self._absence.over()
         if applied is None:
             self._error = (
                 described.error or "the engine holds no version yet; waiting until it has loaded the checkpoint"
