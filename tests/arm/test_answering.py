@@ -19,6 +19,7 @@ from syncline_agent.arm.answering import UNPROVEN, Answerer
 from syncline_agent.arm.gate import Gate, OpenGate
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.messages import (
+    BandPart,
     Call,
     Confirm,
     Fail,
@@ -325,6 +326,24 @@ def test_what_is_in_doubt_does_not_leave_whoever_asks(
     with pytest.raises(EngineUnavailable, match="not proven"):
         do(arm, PUBLISH)
     assert "publish" not in gate.calls
+
+
+def test_a_claim_is_of_one_moment_though_a_call_ends_meanwhile(
+    arm: Answerer, stage: Stage, run: WeightRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(arm, stage, READY, HOLD, WRITE, SCATTER, RESUME)
+    holds, seen = arm.holds, []
+
+    def confirm_meanwhile() -> list[BandPart] | None:
+        seen.append(holds())
+        if len(seen) == 1:
+            arm.do(CONFIRM)
+        return seen[-1]
+
+    monkeypatch.setattr(arm, "holds", confirm_meanwhile)
+    _, state = arm.claim()
+    assert state.applied is not None
+    assert (2, 2) == (state.applied.version, len(seen))
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,28 @@ def test_an_undo_of_parts_is_proven_by_a_sweep_and_by_no_word(island: Island) ->
     assert island.holds(4)
 
 
+def test_between_a_write_and_its_reading_back_a_rank_names_the_digests_of_the_version_that_it_names(
+    island: Island,
+) -> None:
+    island.proved(1)
+    island.stage(island.request(1, 3))
+    for live in island.ranks:
+        live.ready(3)
+        live.scatter(3)
+    assert {1} == {live.applied.version for live in island.ranks if live.applied}
+    assert island.run.digest(1) == island.digest()
+    for live in island.ranks:
+        live.confirm(3)
+    assert island.run.digest(3) == island.digest()
+    for live in island.ranks:
+        live.ready_undo(1)
+        live.scatter(1)
+    assert island.run.digest(3) == island.digest()
+    for live in island.ranks:
+        live.confirm(1)
+    assert island.run.digest(1) == island.digest()
+
+
 @pytest.mark.parametrize("where", ["q.weight", "turned.weight", "embed.weight", "o_proj.weight"])
 @pytest.mark.parametrize("changed", [True, False])
 def test_a_live_bit_of_a_part_is_found_inside_and_outside_a_delta(

@@ -467,8 +467,9 @@ def test_an_arm_of_another_pool_or_pod_is_refused_by_name(node: Path, connect: C
         (messages.encode(messages.Done(id=1)), "not a hello"),
         (messages.LENGTH.pack(32) + b'{"type": "hello", "protocol": 9}', "speaks protocol 9"),
         (messages.LENGTH.pack(50) + b'{"type": "hello", "protocol": 1, "holds": "whole"}', "speaks protocol 1"),
+        (messages.encode(HELLO.model_copy(update={"protocol": 2})), "speaks protocol 2"),
     ],
-    ids=["no message", "too long", "no hello", "a later protocol", "an earlier protocol"],
+    ids=["no message", "too long", "no hello", "a later protocol", "an earlier protocol", "one that looks alike"],
 )
 def test_whoever_does_not_say_hello_properly_is_refused_in_words(
     server: ArmServer, node: Path, first: bytes, says: str

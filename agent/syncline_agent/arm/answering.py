@@ -87,11 +87,20 @@ class Answerer:
         return State(applied=None if applied is None else applied_part(applied), error=live.error, failed=self._failed)
 
     def holds(self) -> list[BandPart] | None:
-        """What the rank holds, with the digests of now: None for the view whole, and without a rank; nothing for a rank whose
-        layout was refused."""
+        """What the rank holds, with the digests of what is applied: None for the view whole, and without a rank; nothing for
+        a rank whose layout was refused."""
         if self._live is None:
             return None if self._refusal is None else []
         return band_parts(self._live.table, self._live.holds)
+
+    def claim(self) -> tuple[list[BandPart] | None, State]:
+        """`holds` and `state` of one moment, though a call may change both meanwhile."""
+        state = self.state()
+        while True:
+            holds, now = self.holds(), self.state()
+            if now == state:
+                return holds, state
+            state = now
 
     def do(self, call: Call) -> Answer:
         """The answer to a call; raises what it failed with."""

@@ -223,6 +223,7 @@ class ArmClient:
     def _hello(self) -> messages.Hello:
         token = self._token_file.read_text("ascii").strip() if self._token_file.exists() else ""
         who = self._identity
+        holds, state = self._answerer.claim()
         return messages.Hello(
             protocol=messages.PROTOCOL,
             engine=who.engine,
@@ -232,8 +233,8 @@ class ArmClient:
             ranks=who.ranks,
             gate=self._is_gate,
             token=token,
-            holds=self._answerer.holds(),
-            state=self._answerer.state(),
+            holds=holds,
+            state=state,
         )
 
     def _dispatch(self, channel: Channel, message: messages.Message) -> None:

@@ -117,11 +117,14 @@ class LiveWeights:
 
     @property
     def holds(self) -> Sequence[tuple[Band, Digest]] | None:
-        """The bands that this rank holds, with the digest that each should have now; None for the view whole."""
+        """The bands that this rank holds, with the digest of each in what is applied; None for the view whole."""
         if self.is_whole:
             return None
         with self._lock:
-            return _named(self._memory.layout, self._digests)
+            digests, unconfirmed = self._digests, self._written
+            if unconfirmed is not None:
+                digests = unconfirmed.staged.after if unconfirmed.undo else unconfirmed.staged.before
+            return _named(self._memory.layout, digests)
 
     def prove(self, lineage: str, view: str, version: int, digest: str) -> Applied:
         """Say that memory was loaded with `version`, and prove it by a digest of all of it, where that is held.
