@@ -34,6 +34,7 @@ from syncline_agent.arm.messages import (
     Write,
 )
 from syncline_agent.arm.parts import applied
+from syncline_agent.arm.turns import short_turns
 from syncline_agent.engine import Applied, CommitResult, Crossing, Witness
 
 
@@ -77,7 +78,12 @@ class Commit:
         self._confirming = False
 
     def run(self, policy: Policy) -> CommitResult:
-        """As `Engine.commit` and `Engine.undo`."""
+        """As `Engine.commit` and `Engine.undo`. The engine stands while the calls go to and fro: no thread of the agent's own
+        may hold up the one that makes them."""
+        with short_turns():
+            return self._run(policy)
+
+    def _run(self, policy: Policy) -> CommitResult:
         before = self._ranks[0].state.applied
         held = self._hold(policy)
         told = partial(Crossing, None if before is None else applied(before))

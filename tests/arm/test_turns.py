@@ -1,0 +1,112 @@
+"""Short turns of the interpreter: asked for by many, put back by the last, and taken while an arm stages and while an agent commits."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from syncline.clock import ManualClock
+from syncline.delta import Delta
+from syncline.testing.weight_run import WeightRun
+from syncline.versions import Policy
+from syncline_agent.arm.host_memory import HostMemory
+from syncline_agent.arm.live import LiveWeights
+from syncline_agent.arm.memory import Changes
+from syncline_agent.arm.server import ArmServer
+from syncline_agent.arm.turns import TURN_S, short_turns
+from syncline_agent.engine import StageRequest
+from syncline_agent.testing.islands import IslandEngine
+
+USUAL_S = 0.004
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    found = sys.getswitchinterval()
+    sys.setswitchinterval(USUAL_S)
+    yield
+    sys.setswitchinterval(found)
+
+
+def interval() -> float:
+    return round(sys.getswitchinterval(), 6)
+
+
+def test_the_last_to_leave_puts_back_what_was_found() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with short_turns():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    with short_turns():
+        thread.start()
+        assert entered.wait(30)
+        assert TURN_S == interval()
+    assert TURN_S == interval()
+    leave.set()
+    thread.join(30)
+    assert USUAL_S == interval()
+
+
+def test_an_error_puts_it_back_too() -> None:
+    with pytest.raises(ValueError, match="inside"), short_turns():
+        raise ValueError("inside")
+    assert USUAL_S == interval()
+
+
+def test_turns_that_are_shorter_already_stay() -> None:
+    sys.setswitchinterval(1e-5)
+    with short_turns():
+        assert 1e-5 == interval()
+    assert 1e-5 == interval()
+
+
+def test_what_somebody_else_sets_meanwhile_stays() -> None:
+    with short_turns():
+        sys.setswitchinterval(0.002)
+    assert 0.002 == interval()
+
+
+class Watched(HostMemory):
+    """Notes the interval that it is staged in."""
+
+    seen: list[float]
+
+    def stage(self, deltas: Sequence[Delta], **options: Any) -> Changes:
+        self.seen = [*getattr(self, "seen", []), interval()]
+        return super().stage(deltas, **options)
+
+
+def test_an_arm_stages_in_short_turns(run: WeightRun, ask: Callable[..., StageRequest]) -> None:
+    run.step()
+    memory = Watched.whole(run.table, run.tiling.tiling, {n: u.copy() for n, u in run.weights(1).items()})
+    live = LiveWeights(run.table, run.tiling.tiling, memory, clock=ManualClock())
+    live.prove(run.lineage, "main", 1, run.digest(1))
+    live.stage(ask(1, 2))
+    assert isinstance(memory, Watched)
+    assert ([TURN_S], USUAL_S) == (memory.seen, interval())
+
+
+def test_an_agent_commits_in_short_turns(
+    server: ArmServer, start: Callable[[int], IslandEngine], ask: Callable[..., StageRequest], monkeypatch: Any
+) -> None:
+    engine = start(2)
+    assert server.wait_connected(10)
+    server.stage(ask(1, 2))
+    seen: list[float] = []
+    plain = engine.gate.write
+
+    def write() -> None:
+        seen.append(interval())
+        plain()
+
+    monkeypatch.setattr(engine.gate, "write", write)
+    server.commit(2, Policy.KEEP)
+    assert ([TURN_S], USUAL_S) == (seen, interval())
