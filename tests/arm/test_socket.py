@@ -10,6 +10,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from syncline_agent.arm.gate import OpenGate
 from syncline_agent.arm.island import Island
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.parts import stage_message
-from syncline_agent.arm.server import ArmServer
+from syncline_agent.arm.server import GREETED_AT_ONCE, ArmServer
 from syncline_agent.engine import StageRequest
 
 Ask = Callable[..., StageRequest]
@@ -480,6 +481,34 @@ def test_whoever_does_not_say_hello_properly_is_refused_in_words(
         answer = Channel(stranger).receive(timeout_s=5)
     assert isinstance(answer, messages.Refused)
     assert says in answer.message
+
+
+def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out_for_long(
+    server: ArmServer, node: Path, connect: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncline_agent.arm.server.HANDSHAKE_TIMEOUT_S", 60.0)  # of a machine that is busy
+    with ExitStack() as held:
+        silent = [held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(GREETED_AT_ONCE)]
+        for one in silent:
+            one.connect(str(node / "arm.sock"))
+        rank = connect()
+        wait_until(lambda: rank.client.connection != "connecting")
+        assert "refused: 64 connections have not said hello yet; come again" == rank.client.connection
+        with pytest.raises(EngineUnavailable, match="64 connections have not said hello yet"):
+            server.describe()
+        silent[0].close()
+        assert server.wait_connected(10)
+
+
+def test_a_peer_that_answers_and_hangs_up_without_reading_is_heard() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(messages.encode(messages.Refused(message="too many")))
+    theirs.close()
+    assert messages.Refused(message="too many") == Channel(ours).greet(HELLO, timeout_s=5)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(EngineUnavailable, match="sending hello failed"):
+        Channel(ours).greet(HELLO, timeout_s=5)
 
 
 BAND = messages.BandPart(tensor="a.weight", axis=0, low=0, high=7, digest="ef" * 16)

@@ -39,6 +39,19 @@ class Channel:
             self.close()
             raise EngineUnavailable(f"sending {message.type} failed: {error}; the peer is gone or hangs") from error
 
+    def greet(self, message: Message, *, timeout_s: float) -> Message:
+        """Send the first message, and return the answer: also of a peer that answered and hung up without reading it."""
+        data = messages.encode(message)
+        try:
+            with self._sending:
+                self._socket.sendall(data)
+        except OSError as error:
+            try:
+                return self.receive(timeout_s=timeout_s)
+            except EngineUnavailable:
+                raise EngineUnavailable(f"sending {message.type} failed: {error}; the peer is gone or hangs") from error
+        return self.receive(timeout_s=timeout_s)
+
     def receive(self, *, timeout_s: float | None = None) -> Message:
         """The next message; EngineUnavailable when the peer closed or had not sent all of it within `timeout_s`."""
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s

@@ -202,8 +202,7 @@ class ArmClient:
             connected.connect(str(self._path))
             channel = Channel(connected)
             hello = self._hello()
-            channel.send(hello)
-            answer = channel.receive(timeout_s=HANDSHAKE_TIMEOUT_S)
+            answer = channel.greet(hello, timeout_s=HANDSHAKE_TIMEOUT_S)
             if isinstance(answer, messages.Refused):
                 raise ProtocolViolation(answer.message)
             if not isinstance(answer, messages.Welcome):

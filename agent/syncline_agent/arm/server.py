@@ -34,6 +34,9 @@ from syncline_agent.engine import Applied, CommitResult, EngineDescription, Stag
 SOCKET_MODE = 0o660
 TOKEN_MODE = 0o640
 ACCEPT_AGAIN_S = 0.2
+GREETED_AT_ONCE = 64
+"""Connections of which the hello is awaited: a hello may be large, and each has a thread. Those that joined are bounded by
+the engine's ranks."""
 
 
 class ArmServer:
@@ -69,6 +72,8 @@ class ArmServer:
         self._calling = threading.Lock()
         """Held by whoever calls the ranks, for as long as what they hold must not change under somebody else's call."""
         self._prover = Prover(self._island, self._calling, tables, timeout_s=timeouts.ready_s, log=self._log)
+        self._places = threading.BoundedSemaphore(GREETED_AT_ONCE)
+        """For those who have not said hello yet."""
         self._listening: socket.socket | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
@@ -207,20 +212,29 @@ class ArmServer:
                     return
                 self._log.warning("could not accept an arm", reason=str(error))  # no descriptor free, or it hung up
                 continue
-            self._spawn(lambda c=connected: self._serve(Channel(c)), "arm-rank")
+            channel = Channel(connected)
+            if self._places.acquire(blocking=False):
+                self._spawn(lambda c=channel: self._serve(c), "arm-rank")
+            else:
+                self._turn_away(channel, f"{GREETED_AT_ONCE} connections have not said hello yet; come again")
+
+    def _turn_away(self, channel: Channel, reason: str) -> None:
+        if not self._stopping.is_set() and self._island.refuse(reason):
+            self._log.warning("arm turned away", reason=reason)
+        try:
+            channel.send(messages.Refused(message=reason))
+        except SynclineError:
+            pass  # it is gone already
+        channel.close()
 
     def _serve(self, channel: Channel) -> None:
         try:
             arm = self._greet(channel)
         except (SynclineError, OSError) as error:
-            if not self._stopping.is_set() and self._island.refuse(str(error)):
-                self._log.warning("arm turned away", reason=str(error))
-            try:
-                channel.send(messages.Refused(message=str(error)))
-            except SynclineError:
-                pass  # it is gone already
-            channel.close()
+            self._turn_away(channel, str(error))
             return
+        finally:
+            self._places.release()
         who = {"engine": arm.hello.engine, "pod": arm.hello.pod, "rank": arm.hello.rank, "gate": arm.hello.gate}
         self._log.info("arm joined", **who)
         try:
