@@ -13,7 +13,7 @@ import torch
 
 from syncline.errors import LayoutRefused
 from syncline.testing.weight_run import WeightRun
-from syncline.wire.tensors import TensorTable
+from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.layout import Layout
 from syncline_agent.arm.probing import probe
 from syncline_agent.arm.torch_stores import host_units
@@ -48,6 +48,8 @@ MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "a scale a block, not inv": (DENSE, {"kind": "FP8", "spelled": "weight_scale"}),
     "experts of a scale a tensor": (MOE, {"kind": "FP8", "grain": "tensor", "spelled": "weight_scale"}),
     "experts of a scale a row": (MOE, {"kind": "FP8", "grain": "column of rows", "spelled": "weight_scale"}),
+    "nvfp4 packed": (DENSE, {"kind": "NVFP4 packed"}),
+    "experts of nvfp4 packed": (MOE, {"kind": "NVFP4 packed"}),
     "quantized embedding and head": (DENSE, {"others": HEADS}),
     "embedding and head tied in fp8": (TIED, {"others": {"embed_tokens.weight": "FP8"}}),
     "embedding and head tied in nvfp4": (TIED, {"others": {"embed_tokens.weight": "NVFP4"}}),
@@ -156,6 +158,7 @@ SCALES = {
     "fp8 head": (made("quantized embedding and head"), "lm_head.weight_scale_inv"),
     "nvfp4 sixteenth": (model(DENSE, kind="NVFP4"), "k_proj.weight_scale"),
     "nvfp4 tensor": (model(DENSE, kind="NVFP4"), "down_proj.weight_scale_2"),
+    "nvfp4 packed tensor": (made("nvfp4 packed"), "o_proj.weight_global_scale"),
     "nvfp4 embedding": (made("quantized embedding and head"), "embed_tokens.weight_scale_2"),
 }
 
@@ -241,6 +244,19 @@ def test_what_cannot_be_widened_is_refused_by_name(
     of = made(name)
     with pytest.raises(LayoutRefused, match=says):
         slices(of.config, change(of), ranks=ways)
+
+
+def test_scales_of_activations_and_of_caches_are_held_and_followed(run_of: Callable[[Model], WeightRun]) -> None:
+    plain = model(DENSE, kind="FP8", grain="tensor", spelled="weight_scale")
+    more = {
+        f"model.layers.0.self_attn.{name}": np.array([0x3F800000], "<u4")
+        for name in ("k_proj.k_scale", "v_proj.v_scale", "q_proj.input_scale")
+    }
+    specs = [*plain.table.tensors, *(TensorSpec(name=name, dtype="F32", shape=[1], axis=0) for name in more)]
+    table = TensorTable(tensors=sorted(specs, key=lambda spec: spec.name))
+    of = replace(plain, table=table, bits={**plain.bits, **more})
+    np.testing.assert_allclose(Rank(plain).logits(), Rank(of).logits(), atol=1e-5)
+    check_follows(of, run_of, 2)
 
 
 def test_experts_whose_blocks_would_be_cut_are_refused_by_name() -> None:

@@ -15,6 +15,7 @@ from syncline_agent.arm.layout import shape_of
 
 FLOATS = ("BF16", "F16", "F32")
 _SCALES = ("F32", "BF16")
+_OF_ACTIVATIONS = ("input_scale", "input_global_scale", "k_scale", "v_scale")
 _NIBBLES = 16
 """Numbers of NVFP4 that share a scale."""
 
@@ -25,6 +26,7 @@ class Format(Enum):
     PLAIN = "plain floats"
     FP8 = "FP8 with a scale a block, a row or a matrix"
     NVFP4 = "NVFP4"
+    NVFP4_DIVIDED = "NVFP4 whose scale of all is divided by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class _Reader:
     def read(self) -> Stored:
         weight = self._find("weight")
         if weight is None:
+            packed = self._find("weight_packed")
+            if packed is not None and not self.stacked:
+                return self._nvfp4(Format.NVFP4_DIVIDED, packed, "weight_packed", "weight_global_scale")
             raise LayoutRefused(f"missing tensors: the config asks for {self._named('weight')} {list(self.of)}")
         if weight.dtype in FLOATS:
             return Stored(Format.PLAIN, (self._kept("weight", weight, (1, 1)),))
@@ -79,17 +84,25 @@ class _Reader:
                 kept = (self._kept("weight", weight, (1, 1)), self._kept(role, scale, self._grain(scale), _SCALES))
                 return Stored(Format.FP8, kept + self._of_activations(), scales=1)
         if weight.dtype in ("U8", "F4") and not self.stacked:
-            scale, all_over = self._find("weight_scale"), self._find("weight_scale_2")
-            if scale is not None and all_over is not None:
-                kept = (
-                    self._kept("weight", weight, (1, 2)),
-                    self._kept("weight_scale", scale, (1, _NIBBLES), ("F8_E4M3",)),
-                    self._kept("weight_scale_2", all_over, (), ("F32",)),
-                )
-                return Stored(Format.NVFP4, kept + self._of_activations(), scales=2)
-        raise LayoutRefused(
-            f"{self._named('weight')} is {weight.dtype} without the scales of FP8 (weight_scale_inv or weight_scale) or"
-            " NVFP4 (weight_scale, weight_scale_2); the reference engine cannot serve it"
+            return self._nvfp4(Format.NVFP4, weight, "weight", "weight_scale_2")
+        raise self._without_scales(weight)
+
+    def _nvfp4(self, kind: Format, weight: TensorSpec, named: str, of_all: str) -> Stored:
+        scale, all_over = self._find("weight_scale"), self._find(of_all)
+        if scale is None or all_over is None or weight.dtype not in ("U8", "F4"):
+            raise self._without_scales(weight)
+        kept = (
+            Kept(self._ending(named), "weight", weight.dtype, (1, 2)),
+            self._kept("weight_scale", scale, (1, _NIBBLES), ("F8_E4M3",)),
+            self._kept(of_all, all_over, (), ("F32",)),
+        )
+        return Stored(kind, kept + self._of_activations(), scales=2)
+
+    def _without_scales(self, weight: TensorSpec) -> LayoutRefused:
+        return LayoutRefused(
+            f"{weight.name} is {weight.dtype} without the scales of FP8 (weight_scale_inv or weight_scale) or NVFP4"
+            " (weight_scale and weight_scale_2; with weight_packed weight_global_scale); the reference engine cannot"
+            " serve it"
         )
 
     def _named(self, role: str) -> str:
@@ -109,8 +122,8 @@ class _Reader:
 
     def _of_activations(self) -> tuple[Kept, ...]:
         """Held, so that the version is whole, and not computed with."""
-        scale = self._find("input_scale")
-        return () if scale is None else (self._kept("input_scale", scale, (), ("F32",)),)
+        found = ((role, self._find(role)) for role in _OF_ACTIVATIONS)
+        return tuple(self._kept(role, spec, (), ("F32",)) for role, spec in found if spec is not None)
 
     def _grain(self, scale: TensorSpec) -> tuple[int, ...]:
         """What a scale of FP8 is of, by its shape. One of no shape that is known is taken for one of blocks, and refused

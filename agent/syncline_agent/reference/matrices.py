@@ -83,7 +83,7 @@ def weight(parameters: Parameters, name: str, *, expert: int | None = None) -> W
             return Plain(part("weight"))
         case Format.FP8:
             return _Fp8(matrix, part("weight"), *scales)
-        case Format.NVFP4:
+        case Format.NVFP4 | Format.NVFP4_DIVIDED:
             return _Nvfp4(matrix, part("weight"), *scales)
 
 
@@ -132,6 +132,7 @@ class _Nvfp4:
         self._of_row = _scale_of_row(matrix.rows, 0, pairs.device)
         self._values = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=pairs.device)
         self._together = matrix.block[1]
+        self._divided = matrix.format is Format.NVFP4_DIVIDED
         self.rows = pairs.shape[0]
 
     def __call__(self) -> torch.Tensor:
@@ -144,7 +145,8 @@ class _Nvfp4:
     def _widened(self, pairs: torch.Tensor, scale: torch.Tensor, of_row: torch.Tensor) -> torch.Tensor:
         codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).long()  # the low half comes first
         values = self._values[codes].reshape(*pairs.shape[:-1], -1, self._together)
-        scales = scale.float() * self._all_over[of_row][..., None]
+        all_over = self._all_over[of_row][..., None]
+        scales = scale.float() / all_over if self._divided else scale.float() * all_over
         return (values * scales[..., None]).flatten(-2)
 
 

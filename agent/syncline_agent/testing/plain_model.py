@@ -23,6 +23,11 @@ Bits = NDArray[Any]
 FORMATS = ("BF16", "FP8", "NVFP4")
 _MULTIPLIED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
 _MLP = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+_NVFP4: Mapping[str, tuple[str, str, str, list[int]]] = {
+    "NVFP4": ("weight", "weight_scale_2", "input_scale", []),
+    "NVFP4 packed": ("weight_packed", "weight_global_scale", "input_global_scale", [1]),
+}
+"""Endings of names: codes, the scale of all, that of inputs; and the shape of the latter two."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -73,12 +78,14 @@ def model(
             values = draw.uniform(0.001, 0.003, shape_of).astype(np.float32).reshape(-1)
             add(f"{base}.{spelled}", scales, shape_of, values.view("<u4") if scales == "F32" else _bf16(values))
         else:
-            packed = [shape[0], shape[1] // 2]
-            add(name, "U8", packed, draw.integers(0, 256, packed, dtype=np.uint8))
-            sixteenths = [shape[0], shape[1] // 16]
+            weight, of_all, of_inputs, shape_of = _NVFP4[own]
+            packed, sixteenths = [shape[0], shape[1] // 2], [shape[0], shape[1] // 16]
+            add(f"{base}.{weight}", "U8", packed, draw.integers(0, 256, packed, dtype=np.uint8))
             add(f"{base}.weight_scale", "F8_E4M3", sixteenths, draw.integers(0x28, 0x40, sixteenths, dtype=np.uint8))
-            add(f"{base}.weight_scale_2", "F32", [], draw.uniform(0.05, 0.1, 1).astype(np.float32).view("<u4"))
-            add(f"{base}.input_scale", "F32", [], np.ones(1, np.float32).view("<u4"))
+            all_over = draw.uniform(0.05, 0.1, 1)
+            stored = (all_over if own == "NVFP4" else 1 / all_over).astype(np.float32)
+            add(f"{base}.{of_all}", "F32", shape_of, stored.view("<u4"))
+            add(f"{base}.{of_inputs}", "F32", shape_of, np.ones(1, np.float32).view("<u4"))
     return Model(config, TensorTable(tensors=sorted(specs, key=lambda spec: spec.name)), bits)
 
 
@@ -106,13 +113,17 @@ def values(config: ModelConfig, bits: Mapping[str, Bits]) -> dict[str, Floats]:
     """What the stored bits stand for, by the names of plain weights; experts each by their own."""
     found: dict[str, Floats] = {}
     for name, shape in config.tensors().items():
-        base, units = name.removesuffix(".weight"), bits[name]
+        base = name.removesuffix(".weight")
+        units = bits[name if name in bits else f"{base}.weight_packed"]
         if units.itemsize == 2:
             found[name] = _of_bf16(units).reshape(shape)
         elif units.itemsize == 4:
             found[name] = units.view("<f4").astype(np.float64).reshape(shape)
-        elif f"{base}.weight_scale_2" in bits:
-            scale, all_over = bits[f"{base}.weight_scale"], float(bits[f"{base}.weight_scale_2"].view("<f4")[0])
+        elif f"{base}.weight_scale_2" in bits or f"{base}.weight_global_scale" in bits:
+            scale = bits[f"{base}.weight_scale"]
+            divided = f"{base}.weight_global_scale" in bits
+            of_all = bits[f"{base}.weight_global_scale" if divided else f"{base}.weight_scale_2"]
+            all_over = float(of_all.view("<f4")[0]) ** (-1 if divided else 1)
             flat = [
                 _e2m1(int(units[i // 2]) >> (4 * (i % 2)) & 15) * _e4m3(int(scale[i // 16])) * all_over
                 for i in range(shape[0] * shape[1])
