@@ -13,7 +13,7 @@ from syncline import errors
 from syncline.errors import EngineUnavailable, ProtocolViolation
 from syncline.versions import Policy
 from syncline.wire.tiling import Tiling
-from syncline_agent.arm import messages
+from syncline_agent.arm import framing, messages
 from syncline_agent.arm.parts import from_stage_message, stage_message
 from syncline_agent.engine import DeltaFiles, StageRequest
 
@@ -53,18 +53,18 @@ EVERY = [
     messages.Done(id=1),
     messages.Failed(id=1, error="DigestMismatch", message="no"),
 ]
-PREFIX = messages.LENGTH.size
+PREFIX = framing.LENGTH.size
 
 
 @pytest.mark.parametrize("message", EVERY, ids=lambda m: m.type)
 def test_a_message_comes_out_as_it_went_in(message: messages.Message) -> None:
-    data = messages.encode(message)
-    assert len(data) - PREFIX == messages.body_length(data[:PREFIX])
-    assert message == messages.decode(data[PREFIX:])
+    data = framing.encode(message)
+    assert len(data) - PREFIX == framing.body_length(data[:PREFIX])
+    assert message == framing.decode(data[PREFIX:])
 
 
 def test_the_length_is_four_bytes_little_endian() -> None:
-    data = messages.encode(messages.Done(id=7))
+    data = framing.encode(messages.Done(id=7))
     assert len(data) - 4 == int.from_bytes(data[:4], "little")
     assert {"type": "done", "id": 7} == json.loads(data[4:])
 
@@ -89,7 +89,7 @@ def test_a_stage_request_travels_with_paths_that_the_other_side_can_see() -> Non
         deltas=[DeltaFiles(2, "01", [mine / "chunks/a", mine / "chunks/b"]), DeltaFiles(3, "02", [])],
         checkpoint=Path("/elsewhere/checkpoint"),
     )
-    message = messages.decode(messages.encode(stage_message(5, request, mine))[PREFIX:])
+    message = framing.decode(framing.encode(stage_message(5, request, mine))[PREFIX:])
     assert isinstance(message, messages.Stage)
     seen = from_stage_message(message, theirs)
     assert theirs / "tables/t.json" == seen.table
@@ -101,7 +101,7 @@ def test_a_stage_request_travels_with_paths_that_the_other_side_can_see() -> Non
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolViolation):
-        messages.decode(body)
+        framing.decode(body)
 
 
 @pytest.mark.parametrize(
@@ -117,27 +117,27 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
 )
 def test_a_message_with_a_field_too_few_too_many_or_of_another_kind_is_refused(body: object) -> None:
     with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
-        messages.decode(json.dumps(body).encode())
+        framing.decode(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_hello_of_another_protocol_is_refused_by_its_number(protocol: int) -> None:
     with pytest.raises(ProtocolViolation, match=f"speaks protocol {protocol}"):
-        messages.decode(json.dumps({"type": "hello", "protocol": protocol, "holds": "whole"}).encode())
+        framing.decode(json.dumps({"type": "hello", "protocol": protocol, "holds": "whole"}).encode())
 
 
 def test_a_hello_that_holds_fifty_thousand_bands_fits_in_a_message() -> None:
     bands = [{"tensor": f"{n:0200}", "axis": 1, "low": n, "high": 1 << 40, "digest": "ef" * 16} for n in range(50_000)]
     hello = HELLO.model_copy(update={"holds": [messages.BandPart(**band) for band in bands]})
-    data = messages.encode(hello)
-    assert hello == messages.decode(data[PREFIX:])
+    data = framing.encode(hello)
+    assert hello == framing.decode(data[PREFIX:])
     with pytest.raises(ProtocolViolation, match="beyond"):
-        messages.encode(hello.model_copy(update={"holds": [*(hello.holds or ()), *(hello.holds or ())]}))
+        framing.encode(hello.model_copy(update={"holds": [*(hello.holds or ()), *(hello.holds or ())]}))
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
     with pytest.raises(ProtocolViolation, match="beyond"):
-        messages.body_length(messages.LENGTH.pack(messages.MESSAGE_MAX_BYTES + 1))
+        framing.body_length(framing.LENGTH.pack(framing.MESSAGE_MAX_BYTES + 1))
 
 
 @pytest.mark.parametrize("name", ["EngineUncertain", "DigestMismatch", "FrameCorrupt", "LayoutRefused"])
@@ -172,7 +172,7 @@ def test_an_error_without_a_name_of_ours_means_that_nothing_was_written() -> Non
 )
 def test_a_hello_beyond_its_bounds_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
-        messages.decode(json.dumps(json.loads(HELLO.model_dump_json()) | change).encode())
+        framing.decode(json.dumps(json.loads(HELLO.model_dump_json()) | change).encode())
 
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"version": 10**12}, {"digest": "cd"}, {"lineage": "no"}])
@@ -180,12 +180,12 @@ def test_a_state_that_no_record_could_hold_is_refused(change: dict[str, object])
     state = json.loads(messages.State(applied=APPLIED, error=None, failed=None).model_dump_json())
     state["applied"] |= change
     with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
-        messages.decode(json.dumps(state).encode())
+        framing.decode(json.dumps(state).encode())
 
 
 def test_a_reason_of_any_length_and_any_bytes_can_be_said() -> None:
     said = messages.failure(4, OSError("no file \udcff" + "x" * (32 << 20)))
-    heard = messages.decode(messages.encode(said)[PREFIX:])
+    heard = framing.decode(framing.encode(said)[PREFIX:])
     assert isinstance(heard, messages.Failed)
     assert heard.message.startswith("no file ?xxx")
     assert messages.REASON_MAX == len(heard.message)
@@ -206,9 +206,9 @@ def test_a_reason_of_any_length_and_any_bytes_can_be_said() -> None:
 def test_an_answer_with_numbers_that_cannot_be_is_refused(kind: str, change: dict[str, object]) -> None:
     answer = next(message for message in EVERY if message.type == kind)
     with pytest.raises(ProtocolViolation, match="not a message of protocol 3"):
-        messages.decode(json.dumps(json.loads(answer.model_dump_json()) | change).encode())
+        framing.decode(json.dumps(json.loads(answer.model_dump_json()) | change).encode())
 
 
 def test_spans_of_requests_with_any_name_can_be_said() -> None:
     said = messages.Held(id=1, spans={"r-\ud800": 7}, ended=None)
-    assert messages.Held(id=1, spans={"r-?": 7}, ended=None) == messages.decode(messages.encode(said)[PREFIX:])
+    assert messages.Held(id=1, spans={"r-?": 7}, ended=None) == framing.decode(framing.encode(said)[PREFIX:])

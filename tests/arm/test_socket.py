@@ -23,7 +23,7 @@ from syncline.clock import SystemClock
 from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused, ProtocolViolation
 from syncline.testing.weight_run import WeightRun, Weights
 from syncline.versions import Policy
-from syncline_agent.arm import messages
+from syncline_agent.arm import framing, messages
 from syncline_agent.arm.channel import Channel
 from syncline_agent.arm.client import ArmClient, ArmIdentity, Backoff
 from syncline_agent.arm.committing import ArmTimeouts
@@ -463,12 +463,12 @@ def test_an_arm_of_another_pool_or_pod_is_refused_by_name(node: Path, connect: C
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        (messages.LENGTH.pack(2) + b"{}", "not a message"),
-        (messages.LENGTH.pack(1 << 30), "beyond"),
-        (messages.encode(messages.Done(id=1)), "not a hello"),
-        (messages.LENGTH.pack(32) + b'{"type": "hello", "protocol": 9}', "speaks protocol 9"),
-        (messages.LENGTH.pack(50) + b'{"type": "hello", "protocol": 1, "holds": "whole"}', "speaks protocol 1"),
-        (messages.encode(HELLO.model_copy(update={"protocol": 2})), "speaks protocol 2"),
+        (framing.LENGTH.pack(2) + b"{}", "not a message"),
+        (framing.LENGTH.pack(1 << 30), "beyond"),
+        (framing.encode(messages.Done(id=1)), "not a hello"),
+        (framing.LENGTH.pack(32) + b'{"type": "hello", "protocol": 9}', "speaks protocol 9"),
+        (framing.LENGTH.pack(50) + b'{"type": "hello", "protocol": 1, "holds": "whole"}', "speaks protocol 1"),
+        (framing.encode(HELLO.model_copy(update={"protocol": 2})), "speaks protocol 2"),
     ],
     ids=["no message", "too long", "no hello", "a later protocol", "an earlier protocol", "one that looks alike"],
 )
@@ -502,7 +502,7 @@ def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out_for_long(
 
 def test_a_peer_that_answers_and_hangs_up_without_reading_is_heard() -> None:
     ours, theirs = socket.socketpair()
-    theirs.sendall(messages.encode(messages.Refused(message="too many")))
+    theirs.sendall(framing.encode(messages.Refused(message="too many")))
     theirs.close()
     assert messages.Refused(message="too many") == Channel(ours).greet(HELLO, timeout_s=5)
     ours, theirs = socket.socketpair()
@@ -603,7 +603,7 @@ def test_an_answer_that_fits_no_call_commits_nothing(
 def test_a_stranger_who_says_hello_a_byte_at_a_time_is_turned_away_in_time() -> None:
     ended = threading.Event()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    theirs.sendall(messages.LENGTH.pack(200))
+    theirs.sendall(framing.LENGTH.pack(200))
 
     def trickle() -> None:
         for _ in range(100):

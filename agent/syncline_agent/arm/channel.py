@@ -12,7 +12,7 @@ import threading
 
 from syncline.clock import Clock, SystemClock
 from syncline.errors import EngineUnavailable
-from syncline_agent.arm import messages
+from syncline_agent.arm import framing
 from syncline_agent.arm.messages import Message
 
 _PEER = struct.Struct("3i")
@@ -31,7 +31,7 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """EngineUnavailable when the peer is gone or does not read."""
-        data = messages.encode(message)
+        data = framing.encode(message)
         try:
             with self._sending:
                 self._socket.sendall(data)
@@ -41,7 +41,7 @@ class Channel:
 
     def greet(self, message: Message, *, timeout_s: float) -> Message:
         """Send the first message, and return the answer: also of a peer that answered and hung up without reading it."""
-        data = messages.encode(message)
+        data = framing.encode(message)
         try:
             with self._sending:
                 self._socket.sendall(data)
@@ -56,10 +56,10 @@ class Channel:
         """The next message; EngineUnavailable when the peer closed or had not sent all of it within `timeout_s`."""
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         try:
-            body = self._read(messages.body_length(self._read(messages.LENGTH.size, deadline)), deadline)
+            body = self._read(framing.body_length(self._read(framing.LENGTH.size, deadline)), deadline)
         except OSError as error:
             raise EngineUnavailable(f"the peer went away or is silent: {error}") from error
-        return messages.decode(body)
+        return framing.decode(body)
 
     def _read(self, size: int, deadline: float | None) -> bytes:
         data = bytearray()

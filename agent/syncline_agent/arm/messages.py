@@ -1,28 +1,24 @@
-"""The messages between agent and arm, and their bytes: see PROTOCOL.md beside this file, which decides.
+"""The messages between agent and arm: see PROTOCOL.md beside this file, which decides. `framing` makes bytes of them.
 
-A message is a u32-LE length and that many bytes of a JSON object whose `type` says what it is. Unknown types and fields
-are refused; so is a length beyond MESSAGE_MAX_BYTES, before anything is read. No input or output here.
+Unknown types and fields are refused, and so are values that nobody could mean. No input or output here.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from syncline import errors
-from syncline.errors import EngineUnavailable, ProtocolViolation, SynclineError
+from syncline.errors import EngineUnavailable, SynclineError
 from syncline.versions import Policy
 from syncline.wire.limits import DIMENSION_MAX, TENSOR_DIMS_MAX
 from syncline.wire.records import Hex16, Name, Version
 from syncline.wire.tensors import TensorName
 
 PROTOCOL = 3
-MESSAGE_MAX_BYTES = 16 << 20
 RANKS_MAX = 4096
 REASON_MAX = 4000
-LENGTH = struct.Struct("<I")
 
 
 def _sayable(text: object) -> object:
@@ -278,7 +274,6 @@ GateCall = Hold | Write | Resume | Publish | Release | Fail | Open
 Call = RankCall | GateCall | Prove
 Answer = Staged | Confirmed | Swept | Held | Resumed | Done | Failed
 Message = Hello | Welcome | Refused | State | Call | Answer
-_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 _NAMED = {
     kind.__name__: kind
@@ -294,52 +289,6 @@ _NAMED = {
         errors.ProtocolViolation,
     )
 }
-
-
-def encode(message: Message) -> bytes:
-    """Length and body."""
-    body = message.model_dump_json().encode("utf-8")
-    if len(body) > MESSAGE_MAX_BYTES:
-        raise ProtocolViolation(f"a {message.type} of {len(body)} bytes is beyond {MESSAGE_MAX_BYTES}")
-    return LENGTH.pack(len(body)) + body
-
-
-def body_length(prefix: bytes) -> int:
-    """Bytes that follow a length prefix; ProtocolViolation beyond the bound."""
-    (length,) = LENGTH.unpack(prefix)
-    if length > MESSAGE_MAX_BYTES:
-        raise ProtocolViolation(
-            f"a message of {length} bytes is beyond {MESSAGE_MAX_BYTES}; the peer is no arm or agent"
-        )
-    return length
-
-
-def decode(body: bytes) -> Message:
-    """The message in a body; ProtocolViolation for anything else. A hello of another protocol is refused by its number,
-    whatever its other fields are."""
-    try:
-        return _ADAPTER.validate_json(body)
-    except ValidationError as error:
-        other = _other_protocol(body)
-        if other is not None:
-            raise ProtocolViolation(
-                f"the peer speaks protocol {other}, this side {PROTOCOL}; run agent and engine of one release"
-            ) from None
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProtocolViolation(f"not a message of protocol {PROTOCOL}: {where}: {first['msg']}") from None
-
-
-class _Numbered(BaseModel):
-    protocol: int
-
-
-def _other_protocol(body: bytes) -> int | None:
-    try:
-        spoken = _Numbered.model_validate_json(body).protocol
-    except ValidationError:
-        return None
-    return None if spoken == PROTOCOL else spoken
 
 
 def failure(call_id: int, error: Exception) -> Failed:
