@@ -1,4 +1,7 @@
-"""vLLM follows a run in place: every version's tokens are those of a vLLM that was started on it."""
+"""A vLLM of core and worker follows a run in place: what it serves, what becomes of requests, what an agent's death does.
+
+One vLLM serves all of these tests; each begins where it serves the newest version.
+"""
 
 from __future__ import annotations
 
@@ -7,123 +10,133 @@ from typing import Any
 
 import pytest
 
+from syncline.testing.small_qwen import ENDING, PROMPTS
+
+SOME = 20
+"""Tokens that have come: the request is in the engine, and an endless one has not ended."""
+
 
 @pytest.mark.timeout(900)
-def test_vllm_serves_each_version_as_a_fresh_one_would_whatever_dies_between(
-    fleet: Any, prompts: list[list[int]], traffic: Any, one_process: str
-) -> None:
-    drawn: dict[int, list[list[int]]] = {}
+def test_each_version_is_served_as_a_vllm_that_was_started_on_it_would(serving: Any, fresh: Any) -> None:
+    first = max(serving.digests)
+    drawn = {first: serving.drawn()}
+    for version in range(first + 1, first + 4):
+        assert version == serving.publish_next()
+        serving.follow(version)
+        drawn[version] = serving.drawn()
+    assert 4 == len({str(tokens) for tokens in drawn.values()})
+    assert drawn == {version: fresh.tokens(serving.checkpoint(version))["m"] for version in drawn}
+    assert serving.digests[version] == serving.verify()["digest"]
 
-    def follow(version: int, path: str = "delta") -> None:
-        status = fleet.wait_serving(version)
-        assert path == status["apply_path"]
-        drawn[version] = [server.complete(prompt) for prompt in prompts]
+    # A prompt that lies in the prefix cache is found there, under the present version's name only
+    hits = serving.server.metric("vllm:prefix_cache_hits_total")
+    assert drawn[version][2] == serving.server.complete(PROMPTS[2])
+    assert hits < serving.server.metric("vllm:prefix_cache_hits_total")
 
-    # An engine of one process, which is rank and gate at once, and dies half-way through its second write
-    fleet.publish()
-    fleet.start_agent()
-    server = fleet.start_server(executor=one_process, SYNCLINE_KILL_AT="apply.scattering#2")
-    fleet.wait_serving(1)
-    drawn[1] = [server.complete(prompt) for prompt in prompts]
-    fleet.model.step()
-    follow(fleet.publish())
-    fleet.model.step()
-    fleet.publish()
-    fleet.wait(server.process.poll, "ended")
-    server.kill()
-    server = fleet.start_server()
-    fleet.wait_serving(3)
-    drawn[3] = [server.complete(prompt) for prompt in prompts]
-
-    # Commits under requests that stream, with a prompt that lies in the prefix cache
-    hits = server.metric("vllm:prefix_cache_hits_total")
-    assert drawn[3][2] == server.complete(prompts[2])
-    assert hits < server.metric("vllm:prefix_cache_hits_total")
-    third = dict(fleet.model.newest)
-    fleet.target("Pinned", 3)
-    for version in (4, 5):
-        fleet.model.step()
-        assert version == fleet.publish()
-    with traffic(server, prompts) as under_way:
-        for version in (4, 5):
-            under_way.wait_for_a_new_one()
-            fleet.target("Pinned", version)
-            follow(version)
-    assert {(None, "length")} == {(streamed.error, streamed.finish) for streamed in under_way.streamed}
-    told = [spans for spans in under_way.spans if spans]
-    assert under_way.spans == told or server.release < (0, 32)
-    for spans in told:
-        assert [0, *(span["end"] for span in spans)] == [*(span["start"] for span in spans), traffic.SPANNING]
-        assert sorted(spans, key=lambda span: int(span["version"])) == spans
-    if told:
-        assert {"3", "4", "5"} == {span["version"] for spans in told for span in spans}
-        assert any(len(spans) > 1 for spans in told)
-
-    # Back, forward, and a training that went on from an older version
-    fleet.target("Pinned", 4)
-    assert "undo" == fleet.wait_serving(4)["apply_path"]
-    assert drawn[4] == [server.complete(prompt) for prompt in prompts]
-    fleet.model.newest = third
-    fleet.model.step()
-    assert 6 == fleet.publish(parent=3)
-    fleet.target()
-    follow(6)
-    answer = server.generate(prompts[0], 12)
-    assert drawn[6][0] == answer["token_ids"]
-    if told:
-        assert [{"version": "6", "start": 0, "end": 12}] == answer["weight_versions"]
-
-    # What a policy does to requests in flight
-    for policy, ends in (("abort", {"abort", "length"}), ("drain", {"length"})):
-        fleet.target("Pinned", max(drawn))
-        fleet.model.step()
-        version = fleet.publish()
-        with traffic(server, prompts) as under_way:
-            under_way.wait_for_a_new_one()
-            fleet.target(policy=policy)
-            follow(version)
-        assert ends == {streamed.finish for streamed in under_way.streamed}
-        if policy == "drain":
-            assert all(len(spans) <= 1 for spans in under_way.spans)
-
-    # An agent that dies when the new bits are written and not yet read back: nothing leaves until they are proven
-    fleet.target()
-    fleet.kill_agent()
-    assert drawn[8][0] == server.complete(prompts[0])
-    fleet.start_agent(kill_at="apply.resumed")
-    fleet.wait_serving(8)
-    fleet.model.step()
-    fleet.publish()
-    assert -signal.SIGKILL == fleet.agent.wait(60)
-    with pytest.raises(AssertionError, match="Internal"):
-        server.complete(prompts[0])
-    assert "error" in server.http.post("/v1/completions", json=server.ask(prompts[0], 4)).json()
-    fleet.start_agent()
-    fleet.wait_serving(9)
-    drawn[9] = [server.complete(prompt) for prompt in prompts]
-
-    log = server.told(1 << 30)
-    assert (2, 1, 1) == tuple(map(log.count, ("Loading weights took", "layout probed", "layout remembered")))
-    server.kill()
-    assert drawn == fleet.fresh_tokens(sorted(drawn))
+    # Back by one, further back, and a training that went on from there
+    serving.target("Pinned", version - 1)
+    serving.follow(version - 1, "undo")
+    assert drawn[version - 1] == serving.drawn()
+    serving.target("Pinned", first + 1)
+    serving.follow(first + 1, "checkpoint")
+    assert drawn[first + 1] == serving.drawn()
+    fork = serving.publish(parent=first + 1)
+    serving.target()
+    serving.follow(fork)
+    assert serving.drawn() == drawn[version]  # its weights are the newest again
+    log = serving.server.told(1 << 30)
+    assert (1, 1) == tuple(map(log.count, ("Loading weights took", "layout probed")))
 
 
 @pytest.mark.timeout(600)
-def test_two_ranks_follow_each_in_its_slices_and_are_proven_together(fleet: Any, prompts: list[list[int]]) -> None:
-    fleet.publish()
-    fleet.start_agent()
-    server = fleet.start_server(ranks=2)
-    assert 2 == fleet.wait_serving(1)["engine"]["ranks"]
-    for version in (2, 3):
-        fleet.model.step()
-        fleet.publish()
-        assert "delta" == fleet.wait_serving(version)["apply_path"]
-    drawn = {3: [server.complete(prompt) for prompt in prompts]}
-    fleet.target("Pinned", 2)
-    assert "undo" == fleet.wait_serving(2)["apply_path"]
-    drawn[2] = [server.complete(prompt) for prompt in prompts]
-    assert fleet.digests[2] == fleet.verify()["digest"]
-    assert 2 >= server.told(1 << 30).count("Loading weights took")
-    server.kill()
-    assert drawn[2] != drawn[3]
-    assert {3: drawn[3]} == fleet.fresh_tokens([3], ranks=2)
+def test_requests_go_on_through_commits_and_say_which_version_drew_which_tokens(serving: Any) -> None:
+    first = serving.publish_next()
+    serving.follow(first)
+    before = serving.drawn()[0]
+    with serving.server.endless(PROMPTS[0]) as stream, serving.server.endless(PROMPTS[1]) as other:
+        other.wait_for(SOME)
+        stream.wait_for(SOME)
+        for _ in range(2):
+            serving.follow(serving.publish_next())
+            stream.wait_for(SOME)
+        last = serving.publish_next(ends=True)
+        serving.follow(last)
+        for ended in (stream.wait_ended(), other.wait_ended()):
+            assert (None, "stop", ENDING) == (ended.error, ended.finish, ended.tokens[-1])
+            assert [first, first + 1, first + 2, last] == [int(version) for version, _, _ in ended.spans]
+            ends = [end for _, _, end in ended.spans]
+            assert ([0, *ends[:-1]], len(ended.tokens)) == ([start for _, start, _ in ended.spans], ends[-1])
+            assert len(ended.tokens) == ended.spans[-1][1] + 1  # the newest weights drew the ending, at once
+    assert before == stream.tokens[: len(before)]
+    with serving.server.stream(PROMPTS[0], 12) as stream:
+        assert [(str(last), 0, 1)] == stream.wait_ended().spans
+
+
+@pytest.mark.timeout(600)
+def test_a_commit_that_aborts_ends_what_is_in_flight_and_serves_what_comes(serving: Any) -> None:
+    first = serving.publish_next()
+    serving.follow(first)
+    serving.target(policy="abort")
+    with serving.server.endless(PROMPTS[0]) as stream, serving.server.endless(PROMPTS[1]) as other:
+        other.wait_for(SOME)
+        stream.wait_for(SOME)
+        version = serving.publish_next()
+        for ended in (stream.wait_ended(), other.wait_ended()):
+            assert (None, "abort") == (ended.error, ended.finish)
+            assert ENDING not in ended.tokens
+    serving.follow(version)
+    with serving.server.stream(PROMPTS[0], 12) as stream:
+        assert ("length", [(str(version), 0, 12)]) == (stream.wait_ended().finish, stream.spans)
+
+
+@pytest.mark.timeout(600)
+def test_a_commit_that_drains_waits_for_what_is_in_flight_while_what_comes_waits_for_it(serving: Any) -> None:
+    first = serving.publish_next()
+    serving.follow(first)
+    serving.target(policy="drain")
+    server = serving.server
+    with server.endless(PROMPTS[0]) as stream:
+        stream.wait_for(SOME)
+        version = serving.publish_next()
+        serving.wait(lambda: "setting pause state to PAUSED_NEW" in server.told(1 << 30) or None, "began to drain")
+        with server.stream(PROMPTS[1], 12) as later:
+            serving.wait(lambda: server.metric("vllm:num_requests_waiting") or None, "kept a request waiting")
+            stream.wait_for(SOME)
+            assert (first, "Commit") == (serving.status()["applied"]["version"], serving.status()["phase"])
+            assert not stream.ended and not later.tokens
+            server.end(stream)
+            assert [(str(first), 0, len(stream.tokens))] == stream.wait_ended().spans
+            assert (None, "length", [(str(version), 0, 12)]) == (later.wait_ended().error, later.finish, later.spans)
+    serving.follow(version)
+
+
+@pytest.mark.timeout(600)
+def test_what_new_bits_drew_stays_inside_when_the_agent_dies_before_it_read_them_back(serving: Any, fresh: Any) -> None:
+    first = serving.publish_next()
+    serving.follow(first)
+    drawn = serving.drawn()
+    serving.kill_agent()
+    assert drawn == serving.drawn()  # an engine serves on by itself
+    serving.start_agent(kill_at="apply.resumed")
+    serving.wait_serving(first)
+    with serving.server.endless(PROMPTS[0]) as stream:
+        stream.wait_for(SOME)
+        version = serving.publish_next(ends=True)
+        assert -signal.SIGKILL == serving.agent_died()
+        assert stream.wait_ended().error is not None
+        assert ENDING not in stream.tokens
+    assert 500 == serving.server.ask(PROMPTS[0], 4).status_code
+    serving.start_agent()
+    serving.wait_serving(version)
+    assert [[ENDING] * 12] * len(PROMPTS) == serving.drawn()
+
+    # The commits of the agent that came after it are as those of any other
+    version = serving.publish_next()
+    serving.follow(version)
+    serving.target(policy="abort")
+    with serving.server.endless(PROMPTS[0]) as stream:
+        stream.wait_for(SOME)
+        version = serving.publish_next()
+        assert (None, "abort") == (stream.wait_ended().error, stream.finish)
+    serving.follow(version)
+    assert fresh.tokens(serving.checkpoint(version))["m"] == serving.drawn()
