@@ -1,6 +1,7 @@
 """Structured logs of every process: one event a line, as JSON or for a console, on standard error.
 
-Called once by a process's `main`; nothing in the library logs at import, and a part takes its logger as an argument.
+Called once by a process's `main`; nothing in the library logs at import, and a part takes its logger as an argument. What has none to
+take (kernels, compiled wherever they are first used) writes to the standard library's log, whose lines below `syncline` come out here too.
 An event is a few words in the past tense; what it is about stands in fields (run, version, phase), never in the text.
 Nothing here may log a credential.
 """
@@ -35,18 +36,45 @@ def set_up_logs(
         render = structlog.processors.JSONRenderer(sort_keys=True)
     else:
         render = structlog.dev.ConsoleRenderer(colors=out.isatty())
+    processors: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        _Stamp(clock or SystemClock()),
+        structlog.processors.format_exc_info,
+        render,
+    ]
+    wrapper = structlog.make_filtering_bound_logger(LEVELS[level])
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            _Stamp(clock or SystemClock()),
-            structlog.processors.format_exc_info,
-            render,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        processors=processors,
+        wrapper_class=wrapper,
         logger_factory=structlog.PrintLoggerFactory(file=out),
         cache_logger_on_first_use=False,
     )
+    take_library_log(_Relay(structlog.wrap_logger(structlog.PrintLogger(out), processors, wrapper)))
+
+
+def take_library_log(handler: logging.Handler) -> None:
+    """Hand what the library writes to the standard library's log, from information on, to `handler` alone."""
+    library = logging.getLogger("syncline")
+    library.handlers = [handler]
+    library.setLevel(logging.INFO)
+    library.propagate = False
+
+
+class _Relay(logging.Handler):
+    """Records as events, with what they are `about` as fields."""
+
+    def __init__(self, into: FilteringBoundLogger) -> None:
+        super().__init__()
+        self._into = into
+
+    def emit(self, record: logging.LogRecord) -> None:
+        about = getattr(record, "about", {})
+        component = record.name.rpartition(".")[2]
+        try:
+            self._into.log(record.levelno, record.getMessage(), component=component, **about)
+        except (OSError, ValueError):  # the stream is gone: no kernel stays uncompiled for that
+            self.handleError(record)
 
 
 def logger(component: str, **fields: object) -> FilteringBoundLogger:

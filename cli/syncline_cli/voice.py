@@ -12,6 +12,7 @@ from collections import deque
 import structlog
 from structlog.types import EventDict, WrappedLogger
 
+from syncline.logs import take_library_log
 from syncline_cli.output import printable
 
 KNOWN = ("run", "view", "component", "phase")
@@ -21,7 +22,7 @@ REMEMBERED_LINES = 32
 
 
 def speak_plainly() -> None:
-    """Configure structlog for this process: warnings and worse, in plain words."""
+    """Configure this process's logs, in plain words: warnings and worse, and what the library says takes long."""
     stream = _StandardError()
     structlog.configure(
         processors=[structlog.processors.format_exc_info, plain_words],
@@ -29,6 +30,7 @@ def speak_plainly() -> None:
         logger_factory=lambda *_: stream,
         cache_logger_on_first_use=False,
     )
+    take_library_log(_Waiting(stream))
 
 
 def plain_words(_logger: WrappedLogger, method: str, event: EventDict) -> str:
@@ -39,6 +41,19 @@ def plain_words(_logger: WrappedLogger, method: str, event: EventDict) -> str:
     about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in event.items() if name not in KNOWN)
     line = f"{method}: {what}" + (f" ({about})" if about else "") + (f": {reason}" if reason else "")
     return printable(line) + (f"\n{trace}" if trace else "")
+
+
+class _Waiting(logging.Handler):
+    """What takes long as a line when it begins; that it ended shows by itself."""
+
+    def __init__(self, stream: _StandardError) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        about = getattr(record, "about", {})
+        if "seconds" not in about:
+            self._stream.msg(plain_words(None, "note", {"event": record.getMessage(), **about}))
 
 
 class _StandardError:

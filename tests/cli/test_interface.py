@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -187,6 +188,15 @@ def test_a_fault_in_the_librarys_log_keeps_its_traceback_and_steers_no_terminal(
     told, *trace = capsys.readouterr().err.splitlines()
     assert "error: tick broke (machine a\N{REPLACEMENT CHARACTER}[2J): why" == told
     assert "ValueError: odd" == trace[-1]
+
+
+def test_what_takes_long_is_told_in_a_line_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    speak_plainly()
+    log = logging.getLogger("syncline.kernels.compiling")
+    log.info("compiling kernels", extra={"about": {"takes": "a minute or so, once an environment"}})
+    log.info("compiled", extra={"about": {"kernels": "gaps", "seconds": 1.5}})
+    structlog.reset_defaults()
+    assert "note: compiling kernels (takes a minute or so, once an environment)\n" == capsys.readouterr().err
 
 
 # --- the page

@@ -1,4 +1,8 @@
-"""How a kernel is compiled: at its first use, once a signature, kept on disk where a disk will have it."""
+"""How a kernel is compiled: at its first use, once a signature, kept on disk where a disk will have it.
+
+That takes a minute or so once an environment, in which nothing else is to be seen, so it is told: to the standard library's log of this
+module's name, which `syncline.logs`, the command line or a trainer shows. What comes from the disk is not told.
+"""
 
 # pyright: basic
 # numba gives its objects no types
@@ -6,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +20,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numba.core import event as events
 
 Signature = tuple[Any, ...]
 
@@ -54,11 +60,40 @@ def compiled_as(function: Callable[..., Any], arguments: Signature, *, allocates
     function, and that may take longer than the function.
     """
     options = {"nogil": True, "error_model": "numpy", "_nrt": allocates}
-    try:
-        return numba.njit([arguments], cache=True, **options)(function)
-    except (RuntimeError, OSError):
-        # No place for the cache (a read-only image without a home), or a full disk: only the next start is slower.
-        return numba.njit([arguments], **options)(function)
+    with events.install_listener("numba:compile", _Telling(function)):
+        try:
+            return numba.njit([arguments], cache=True, **options)(function)
+        except (RuntimeError, OSError):
+            # No place for the cache (a read-only image without a home), or a full disk: only the next start is slower.
+            return numba.njit([arguments], **options)(function)
+
+
+class _Telling(events.TimingListener):
+    """Tells that a kernel is compiled. Hears of other threads' too, which have listeners of their own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def notify(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func is not self._function:
+            return
+        super().notify(event)
+        if event.is_start:
+            _tell_first()
+        elif self.done:  # a start may be missed where another thread's listener leaves at that moment
+            kernels = self._function.__module__.rpartition(".")[2]
+            _log().info("compiled", extra={"about": {"kernels": kernels, "seconds": round(self.duration, 1)}})
+
+
+@cache
+def _tell_first() -> None:
+    """Once a process: which others will be needed is not known, only that they take long."""
+    _log().info("compiling kernels", extra={"about": {"takes": "a minute or so, once an environment"}})
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
 
 
 def _named(function: Callable[..., Any], dtype: np.dtype[Any]) -> Callable[..., Any]:
