@@ -10,7 +10,8 @@ import torch
 from syncline.errors import LayoutRefused
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.layout import Layout, shape_of
-from syncline_agent.arm.probing import DTYPES, Probed, attach, probe
+from syncline_agent.arm.probing import Probed, attach, probe
+from syncline_agent.arm.spelling import DTYPES
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -17,7 +17,8 @@ from blake3 import blake3
 
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm.layout import Block
-from syncline_agent.arm.probing import Probed, Store, span_of
+from syncline_agent.arm.probing import Probed, Store
+from syncline_agent.arm.reading import span_of
 
 FORMAT = 1
 

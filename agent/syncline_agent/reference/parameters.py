@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from syncline.wire import dtypes
 from syncline.wire.tensors import TensorTable
 from syncline_agent.arm.layout import Layout, shape_of
-from syncline_agent.arm.probing import DTYPES
+from syncline_agent.arm.spelling import DTYPES
 from syncline_agent.reference.pieces import Piece, Slices
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
