@@ -56,6 +56,20 @@ def test_any_frames_are_launched_as_each_by_itself(shifts, places, data: st.Data
         assert expected == kind.view(row).reshape(-1).tolist()
 
 
+def test_launches_of_any_number_of_frames_are_aligned_alike_so_that_none_waits_for_a_compiler() -> None:
+    stores = [torch.zeros(1100, dtype=torch.int16)]
+    frames = [held(tensor, index, 0, 130 * (4 * tensor + index), 8) for tensor in (0, 1) for index in range(4)]
+    (kind,) = HeldFrames.of(TABLE, TILING, stores, frames).kinds
+    for count in range(1, 9):
+        batch, places = kind.launch(torch.arange(count).numpy())
+        for owner, names in (
+            (batch, ("bases", "lengths", "strides", "units")),
+            (places, ("bases", "lengths", "strides")),
+        ):
+            arrays = [getattr(owner, name) for name in names]
+            assert [True] * len(names) == [array.is_contiguous() and array.data_ptr() % 16 == 0 for array in arrays]
+
+
 def test_a_frame_that_does_not_fit_its_store_is_refused() -> None:
     stores = [torch.zeros(60, dtype=torch.int16)]
     for wrong in (held(0, 0, 0, 30, 3), held(0, 0, 0, -1, 3), held(0, 0, 0, 0, 4)):

@@ -86,7 +86,13 @@ class Kind:
         return store.as_strided((units // length, length), (stride, 1), store.storage_offset() + base)
 
     def _uploaded(self, columns: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(columns)).to(self.anchor.device)
+        """Each row of the columns where the first row's alignment holds, too: kernels are compiled anew for pointers that are aligned
+        otherwise, and a commit of another number of frames would wait for that."""
+        rows, count = columns.shape
+        a_piece = PIECE_BYTES // columns.dtype.itemsize
+        padded = np.zeros((rows, -(-count // a_piece) * a_piece), columns.dtype)
+        padded[:, :count] = columns
+        return torch.from_numpy(padded).to(self.anchor.device)[:, :count]
 
 
 @dataclass(frozen=True, slots=True)
