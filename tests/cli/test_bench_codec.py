@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from syncline.delta import Delta, scatter, stage_tensor
 from syncline.testing import grpo_a
 from syncline.wire.chunk import parse
+from syncline.wire.tiling import Tiling
 from syncline_cli.bench import codec as command
 from syncline_cli.bench.figures import (
     BOUND,
@@ -27,10 +29,10 @@ from syncline_cli.bench.figures import (
     measure,
 )
 from syncline_cli.bench.peers import PEERS
-from syncline_cli.bench.quantized import Quantization, quantized_view
+from syncline_cli.bench.quantized import Quantization, e4m3, quantized_view
 from syncline_cli.bench.report import Column, Table, checks
 from syncline_cli.bench.synthetic import AdamStep, learning_rate
-from syncline_cli.bench.views import View, float32, grpo_a_views
+from syncline_cli.bench.views import Tensor, View, float32, grpo_a_views
 from syncline_cli.output import Output
 
 Call = Callable[..., Any]
@@ -151,6 +153,35 @@ def test_a_table_that_others_pay_for_is_taken_by_those_who_would_not_pay_for_it(
     )
     chosen = Encoded.between(before, after, codec=None)
     assert chosen.size_bytes <= Encoded.between(before, after, codec=CONTEXT).size_bytes
+
+
+@pytest.mark.parametrize("how", [*Quantization, "a scale a row"])
+def test_quantized_views_of_real_steps_come_back_bit_for_bit(how: str) -> None:
+    before, after = (of_matrices(view, how) for view in islice(grpo_a_views(), 12, 14))
+    encoded = Encoded.between(before, after, codec=None)
+    assert encoded.delta.statistics.codecs.get(CONTEXT, 0) > encoded.delta.statistics.changed_units / 2
+    delta = Delta.parse(before.table, Tiling(), [("chunk", data) for data in encoded.chunks])
+    for number, (old, new) in enumerate(zip(before.units, after.units, strict=True)):
+        live = old.copy()
+        scatter(
+            before.table.tensors[number], Tiling(), live, stage_tensor(before.table, Tiling(), number, old, [delta])
+        )
+        assert np.array_equal(new, live)
+
+
+def of_matrices(view: View, how: str) -> View:
+    """The view's first layer, its matrices quantized."""
+    named = zip(view.table.tensors, view.units, strict=True)
+    weights = {s.name: float32(units).reshape(s.shape) for s, units in named if ".0." in s.name}
+    if how in list(Quantization):
+        return quantized_view(weights, Quantization(how))
+    tensors: dict[str, Tensor] = {}
+    for name, values in weights.items():
+        rows = values.reshape(-1, values.shape[-1])
+        scales = np.maximum(np.abs(rows).max(1, keepdims=True), np.float32(2.0**-100)) / np.float32(448)
+        tensors[name] = Tensor("F8_E4M3", values.shape, e4m3(rows / scales))
+        tensors[f"{name}_scale"] = Tensor("F32", scales.shape, scales.view(np.uint32))
+    return View.of(tensors)
 
 
 def test_all_that_a_delta_is_made_of_is_counted() -> None:
