@@ -19,11 +19,13 @@ STAMP := $(VENV)/installed-$(shell cat requirements.lock pyproject.toml | cksum 
 VLLM_VERSION ?= 0.32.0
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
+# Releases that the arm claims to know beside the installed one.
+VLLM_RELEASES ?= 0.30.0 0.31.0
 VLLM_STAMP := $(VLLM_VENV)/installed-$(VLLM_VERSION)-$(shell cat pyproject.toml | cksum | cut -d ' ' -f 1)
 
 CHECKED := $(wildcard chain operator distributor agent cli tests bench fuzz examples)
 
-.PHONY: help venv vllm vllm-test demo test lint format pytest bench picture fuzz check-format lock clean
+.PHONY: help venv vllm vllm-test vllm-hooks demo test lint format pytest bench picture fuzz check-format lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
@@ -66,6 +68,9 @@ $(VLLM_STAMP): pyproject.toml
 
 vllm-test: venv vllm  ## a real vLLM follows a run in place (some minutes)
 	@SYNCLINE_VLLM_PYTHON=$(abspath $(VLLM_BIN)/python) $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+vllm-hooks: vllm  ## other releases of vLLM have what the arm stands around: each is fetched without its needs and imported
+	@$(VLLM_BIN)/python tests/vllm/releases.py $(VLLM_RELEASES)
 
 demo: venv  ## a real RL loop on this machine: trainer, store, agents, engines, and the proof
 	@$(BIN)/syncline demo $(if $(STORE),--store $(STORE))

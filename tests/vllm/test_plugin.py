@@ -77,6 +77,11 @@ def test_a_hook_that_is_missing_or_takes_something_else_is_refused_by_its_place(
             check_hooks((*here, lacking))
 
 
+def test_a_hook_whose_module_cannot_be_imported_is_refused_with_the_reason() -> None:
+    with pytest.raises(LayoutRefused, match=r"no gone\.x, .*ModuleNotFoundError: No module named 'gone'"):
+        check_hooks((Hook("gone", "x"),))
+
+
 def test_a_function_is_wrapped_once_however_often_it_is_installed() -> None:
     owner: Any = types.SimpleNamespace(count=lambda: 1)
     for _ in range(3):
@@ -96,7 +101,8 @@ def test_a_wrapped_function_still_says_what_it_takes() -> None:
     assert ["method", "timeout"] == list(inspect.signature(owner.call).parameters)
 
 
+@pytest.mark.timeout(300)
 def test_the_installed_vllm_has_every_hook(vllm_python: Path) -> None:
     code = "from syncline_agent.vllm.hooks import check_hooks; check_hooks(); print('all there')"
-    done = subprocess.run([str(vllm_python), "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([str(vllm_python), "-c", code], capture_output=True, text=True, timeout=280)
     assert "all there" in done.stdout, done.stderr[-2000:]

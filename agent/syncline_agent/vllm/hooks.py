@@ -63,11 +63,13 @@ HOOKS: Sequence[Hook] = (
 
 def check_hooks(hooks: Sequence[Hook] = HOOKS) -> None:
     """LayoutRefused, naming what is missing, when this vLLM is not one that the arm knows."""
-    missing = [f"{hook.module}.{hook.name}" for hook in hooks if not _there(hook)]
-    if missing:
+    lacking = [(f"{hook.module}.{hook.name}", why) for hook in hooks if (why := _lacks(hook)) is not None]
+    if lacking:
+        missing = [name for name, _ in lacking]
+        cause = next((f" ({why})" for _, why in lacking if why), "")
         raise LayoutRefused(
-            f"this vLLM has no {', '.join(missing[:3])}{' …' if missing[3:] else ''}, which the arm needs; take vLLM"
-            " 0.20 or 0.30 to 0.32, or let the agent use the engine's reload route"
+            f"this vLLM has no {', '.join(missing[:3])}{' …' if missing[3:] else ''}, which the arm needs{cause}; take"
+            " vLLM 0.20 or 0.30 to 0.32, or let the agent use the engine's reload route"
         )
 
 
@@ -79,12 +81,16 @@ def look_up(module: str, name: str) -> Any:
     return found
 
 
-def _there(hook: Hook) -> bool:
+def _lacks(hook: Hook) -> str | None:
+    """Why a hook cannot be used, empty where there is nothing to add to its name; None for one that can."""
     try:
         found = look_up(hook.module, hook.name)
-        return set(hook.takes) <= set(inspect.signature(found).parameters) if hook.takes else True
-    except (ImportError, AttributeError, ValueError):
-        return False
+        there = set(hook.takes) <= set(inspect.signature(found).parameters) if hook.takes else True
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    except (AttributeError, ValueError):
+        return ""
+    return None if there else ""
 
 
 def replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
