@@ -15,7 +15,7 @@ from syncline_agent.arm.client import ArmClient
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import DeltaFiles, StageRequest
-from syncline_agent.testing.islands import TIMES, IslandEngine, IslandRank, Islands, ScriptedGate
+from syncline_agent.testing.islands import TIMES, IslandEngine, IslandRank, Islands, ScriptedGate, WholeRank
 
 TABLE = TensorTable(
     tensors=[
@@ -118,3 +118,8 @@ def join_gate(islands: Islands) -> Callable[[int], tuple[ScriptedGate, ArmClient
 @pytest.fixture
 def start(islands: Islands) -> Callable[[int], IslandEngine]:
     return islands.start
+
+
+@pytest.fixture
+def connect(islands: Islands) -> Callable[..., WholeRank]:
+    return islands.join_whole

@@ -18,6 +18,7 @@ from syncline.clock import SystemClock
 from syncline.errors import EngineUnavailable
 from syncline.testing.weight_run import WeightRun, Weights
 from syncline.versions import Policy
+from syncline_agent.arm import messages
 from syncline_agent.arm.client import ArmClient, ArmIdentity, Backoff
 from syncline_agent.arm.committing import ArmTimeouts
 from syncline_agent.arm.gate import Gate, OpenGate
@@ -29,6 +30,18 @@ from syncline_agent.arm.server import ArmServer
 QUICK = Backoff(0.01, 0.05)
 TIMES = ArmTimeouts(stage_s=10, ready_s=5, scatter_s=5, other_s=5)
 WAIT_S = 10.0
+HELLO = messages.Hello(
+    protocol=messages.PROTOCOL,
+    engine="e",
+    pool="p",
+    pod="o",
+    rank=0,
+    ranks=1,
+    gate=True,
+    token="t",
+    holds=None,
+    state=messages.State(applied=None, error=None, failed=None),
+)
 
 
 class ScriptedGate(OpenGate):
@@ -37,7 +50,7 @@ class ScriptedGate(OpenGate):
     def __init__(self) -> None:
         super().__init__(SystemClock())
         self.calls: list[str] = []
-        self.breaks: dict[str, Callable[[], None]] = {}
+        self.breaks: dict[str, Callable[[], object]] = {}
         """By call: done once, in its place."""
         self.serves: int | None = None
         """The version that requests are let in to."""
@@ -101,6 +114,18 @@ class IslandRank:
 
 
 @dataclass
+class WholeRank:
+    """A rank that holds the view whole, and its memory by tensor."""
+
+    client: ArmClient
+    live: LiveWeights
+    memory: Weights
+
+    def holds(self, weights: Weights) -> bool:
+        return all(np.array_equal(self.memory[name], units) for name, units in weights.items())
+
+
+@dataclass
 class IslandEngine:
     """All ranks, and a gate in a process of its own."""
 
@@ -157,6 +182,16 @@ class Islands:
         live.prove(run.lineage, "main", version, run.digest(version))
         return IslandRank(layout, live, stores, self.connect(rank, ranks, live, gate))
 
+    def join_whole(
+        self, rank: int = 0, ranks: int = 1, *, gate: Gate | None = None, version: int = 1, pod: str = "pod"
+    ) -> WholeRank:
+        """Start a rank that holds everything; the first one is the engine's gate as well."""
+        run, memory = self._run, self._run.copy(version)
+        live = LiveWeights(run.table, run.tiling.tiling, memory)
+        live.prove(run.lineage, "main", version, run.digest(version))
+        both = gate or (ScriptedGate() if rank == 0 else None)
+        return WholeRank(self.connect(rank, ranks, live, both, pod=pod), live, memory)
+
     def join_gate(self, ranks: int) -> tuple[ScriptedGate, ArmClient]:
         gate = ScriptedGate()
         return gate, self.connect(None, ranks, None, gate)
@@ -167,12 +202,19 @@ class Islands:
         return IslandEngine([self.join(rank, ranks) for rank in range(ranks)], gate, client)
 
     def connect(
-        self, rank: int | None, ranks: int, live: LiveWeights | None, gate: Gate | None, *, refusal: str | None = None
+        self,
+        rank: int | None,
+        ranks: int,
+        live: LiveWeights | None,
+        gate: Gate | None,
+        *,
+        refusal: str | None = None,
+        pod: str = "pod",
     ) -> ArmClient:
         """Start an arm, whatever it is."""
         client = ArmClient(
             self._node / "arm.sock",
-            ArmIdentity("test", "pool", "pod", rank, ranks),
+            ArmIdentity("test", "pool", pod, rank, ranks),
             live,
             gate,
             refusal=refusal,
