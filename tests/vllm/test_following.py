@@ -105,7 +105,8 @@ def test_a_commit_that_drains_waits_for_what_is_in_flight_while_what_comes_waits
             assert (first, "Commit") == (serving.status()["applied"]["version"], serving.status()["phase"])
             assert not stream.ended and not later.tokens
             server.end(stream)
-            assert [(str(first), 0, len(stream.tokens))] == stream.wait_ended().spans
+            drained = stream.wait_ended()
+            assert [(str(first), 0, len(drained.tokens))] == drained.spans
             assert (None, "length", [(str(version), 0, 12)]) == (later.wait_ended().error, later.finish, later.spans)
     serving.follow(version)
 
