@@ -9,7 +9,7 @@ from io import StringIO
 
 from bench.results import save, variant
 
-from syncline_cli.bench.codec import SHARES, measured
+from syncline_cli.bench.codec import SHARES, Data, measured
 from syncline_cli.output import Output
 
 
@@ -17,10 +17,13 @@ def main(arguments: Sequence[str] = ()) -> None:
     """Print and save every table."""
     parser = argparse.ArgumentParser(prog="python -m bench codecs", description=__doc__)
     parser.add_argument("--elements", type=int, default=1 << 26, help="of the synthetic model")
+    parser.add_argument(
+        "--data", nargs="+", choices=[str(one) for one in Data], help="some of what is encoded; else all that is here"
+    )
     given = parser.parse_args(arguments)
     with redirect_stdout(StringIO()) as text:
         output = Output(as_json=False)
-        tables, checks = measured(None, SHARES, given.elements, output)
+        tables, checks = measured(given.data and [Data(name) for name in given.data], SHARES, given.elements, output)
         for table in tables:
             table.show(output)
     trimmed = [line.rstrip() for line in text.getvalue().splitlines()]
