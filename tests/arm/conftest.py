@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from syncline import faults
-from syncline.testing.weight_run import WeightRun
+from syncline.testing.weight_run import WeightRun, Weights
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.client import ArmClient
 from syncline_agent.arm.live import LiveWeights
@@ -47,6 +47,19 @@ def hold(run: WeightRun) -> Callable[..., LiveWeights]:
         return live
 
     return make
+
+
+@pytest.fixture
+def memory(run: WeightRun) -> Weights:
+    return run.copy(1)
+
+
+@pytest.fixture
+def live(run: WeightRun, memory: Weights, hold: Callable[..., LiveWeights]) -> LiveWeights:
+    """Holds version 1 of a run with five, in `memory`."""
+    for _ in range(4):
+        run.step()
+    return hold(1, memory)
 
 
 @pytest.fixture
