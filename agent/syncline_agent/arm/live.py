@@ -26,9 +26,9 @@ from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.asked import check_asked
 from syncline_agent.arm.host_memory import HostMemory, Units
-from syncline_agent.arm.layout import Band, Layout
+from syncline_agent.arm.layout import Band
 from syncline_agent.arm.memory import Memory
-from syncline_agent.arm.staging import Digests, Staged, read_digests, stage, sum_of
+from syncline_agent.arm.staging import Digests, Staged, by_band, read_digests, stage, sum_of
 from syncline_agent.arm.sweeping import Walks
 from syncline_agent.engine import Applied, StageRequest, StageResult
 
@@ -124,7 +124,7 @@ class LiveWeights:
             digests, unconfirmed = self._digests, self._written
             if unconfirmed is not None:
                 digests = unconfirmed.staged.after if unconfirmed.undo else unconfirmed.staged.before
-            return _named(self._memory.layout, digests)
+            return by_band(self._memory.layout, digests)
 
     def prove(self, lineage: str, view: str, version: int, digest: str) -> Applied:
         """Say that memory was loaded with `version`, and prove it by a digest of all of it, where that is held.
@@ -191,7 +191,7 @@ class LiveWeights:
             staged.changes.changed,
             staged.changes.nbytes,
             self._clock.monotonic() - started,
-            None if layout.is_whole else [digest for _, digest in _named(layout, staged.after)],
+            None if layout.is_whole else [digest for _, digest in by_band(layout, staged.after)],
         )
 
     def discard(self) -> None:
@@ -342,11 +342,3 @@ class LiveWeights:
         self._error = error
         if self._applied is not None:
             self._applied = replace(self._applied, proven=False)
-
-
-def _named(layout: Layout, digests: Digests) -> list[tuple[Band, Digest]]:
-    return [
-        (band, digest)
-        for bands, of_tensor in zip(layout.bands, digests, strict=True)
-        for band, digest in zip(bands, of_tensor, strict=True)
-    ]

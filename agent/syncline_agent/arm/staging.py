@@ -17,6 +17,7 @@ from syncline.delta import Delta
 from syncline.errors import DigestMismatch, EngineUnavailable, LayoutRefused
 from syncline.wire.digest import Digest, total
 from syncline.wire.tensors import TensorTable
+from syncline_agent.arm.layout import Band, Layout
 from syncline_agent.arm.memory import Changes, Memory
 from syncline_agent.arm.sweeping import band_digests
 from syncline_agent.arm.turns import short_turns
@@ -77,6 +78,15 @@ def read_digests(memory: Memory) -> Digests:
 def sum_of(digests: Digests) -> Digest:
     """What all bands add to the view's digest."""
     return total(digest for of_tensor in digests for digest in of_tensor)
+
+
+def by_band(layout: Layout, digests: Digests) -> list[tuple[Band, Digest]]:
+    """Each held band with its digest."""
+    return [
+        (band, digest)
+        for bands, of_tensor in zip(layout.bands, digests, strict=True)
+        for band, digest in zip(bands, of_tensor, strict=True)
+    ]
 
 
 def _after(memory: Memory, before: Digests, changes: Changes) -> Digests:
