@@ -183,6 +183,28 @@ def test_what_changes_nearly_everywhere_is_staged_as_twice_its_tensor_by_context
     assert torch.equal(tensor(old), live)
 
 
+def test_frames_under_equal_tables_go_in_one_launch_whatever_chunk_they_come_from() -> None:
+    table = TensorTable(tensors=[TensorSpec(name=f"{n}.rows", dtype="BF16", shape=[32, 16], axis=0) for n in "abcd"])
+    old, new = draw(table, 0.1)
+    chunks: list[tuple[ChunkRef, bytes]] = []
+    encoder = DeltaEncoder(
+        table,
+        TILING,
+        nonce=lambda: bytes(16),
+        sink=lambda ref, data: chunks.append((ref, data)),
+        choice=CodecChoice(forced="context"),
+        target_bytes=100,
+    )
+    for number, (before, after) in enumerate(zip(old, new, strict=True)):
+        encoder.add(number, before, after)
+    encoder.finish()
+    live = [tensor(flat) for flat in old]
+    staged = stage(table, TILING, live.__getitem__, Delta.parse(table, TILING, chunks))
+    assert len(chunks) > len(staged.parts) == 1
+    staged.scatter()
+    assert all(torch.equal(tensor(a), b) for a, b in zip(new, live, strict=True))
+
+
 @pytest.mark.parametrize("codec", ["context", "sparse"])
 def test_another_base_is_corrupt_by_name_and_nothing_is_written(codec: str) -> None:
     table = every_path()

@@ -36,9 +36,12 @@ from syncline_agent.arm.memory import Changes
 from syncline_agent.arm.placing import InPlace, Part, place
 from syncline_agent.arm.shadows import Shadows, StrewnChanges
 from syncline_agent.arm.strewn import Units
+from syncline_agent.arm.turns import short_turns
 
 SLICE_UNITS = 1 << 26
 """What a sweep sums up at a time: well under a millisecond of a GPU, and enough that its launch is a small part of it."""
+_DECODING = 4
+"""Streams for decoders: a step that changes little is decoded by few threads, each of which takes long."""
 _PLACED = 1024
 """Tensors whose frames' places are remembered, as for host memory."""
 
@@ -132,7 +135,9 @@ class DeviceMemory:
         self._part_of: dict[int, dict[int, int]] = {}
         """By tensor and frame, of those that do."""
         self._held = HeldFrames.of(layout.table, tiling, stores, self._in_place())
-        self._staging, self._sweeping = (self._stream(), self._stream())
+        self._staging, self._sweeping = self._stream(), self._stream()
+        decoding = [self._stream() for _ in range(_DECODING)]
+        self._decoding = [stream for stream in decoding if stream is not None]
         self._synchronize()  # what was loaded is there, whatever stream it came by
 
     @property
@@ -204,7 +209,14 @@ class DeviceMemory:
     def _stage(self, deltas: Sequence[Delta], executor: Executor | None) -> DeviceChanges:
         changing = sorted(self._strewn & {t for parsed in deltas for t in parsed.tensors})
         with self._on(self._staging):
-            parts = stage_held(self.table, self._held, deltas, executor=executor, slab_bytes=self._slab_bytes)
+            parts = stage_held(
+                self.table,
+                self._held,
+                deltas,
+                executor=executor,
+                slab_bytes=self._slab_bytes,
+                beside=self._decoding,
+            )
             strewn = {tensor: self._shadows.stage(tensor, deltas, executor=executor) for tensor in changing}
             return self._changes(parts, strewn)
 
@@ -301,7 +313,7 @@ class DeviceMemory:
     @contextmanager
     def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
         """Work on this stream; it is done when the block ends."""
-        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+        with short_turns(), torch.cuda.stream(stream) if stream is not None else nullcontext():
             yield
             if stream is not None:
                 stream.synchronize()

@@ -8,17 +8,20 @@ Payloads are copied once, as they stand; where their lanes lie is found for all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from syncline.codecs.context.codec import FAULTS, ContextCodec
 from syncline.codecs.context.lanes import place_lanes
 from syncline.delta.parsed import CodedFrame
 from syncline.errors import FrameCorrupt
+from syncline.kernels.clock import Alphabet
 from syncline.kernels.gpu.arrange import arrange
 from syncline.kernels.gpu.batch import CodedFrames, DeviceTable, FrameBatch, Staged
 from syncline.kernels.gpu.decode import decode
@@ -30,18 +33,44 @@ Say = Callable[[int], str]
 class DeviceTables:
     """The codec tables of the deltas that are being staged, each copied once."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, beside: Sequence[torch.cuda.Stream] = ()) -> None:
+        """`beside`: streams for the decoders, so that launches which leave a device half idle share it. Without any, one follows
+        the other on the current stream."""
         self._device = device
+        self._beside = beside
+        self._turn = 0
+        self._numbers: dict[int, tuple[ContextCodec, int]] = {}
+        self._known: dict[tuple[bytes, Alphabet], int] = {}
         self._tables: dict[int, DeviceTable] = {}
 
+    def number(self, codec: ContextCodec) -> int:
+        """The same for codecs that decode alike, whatever chunk they come from: lanes are told apart by who launches."""
+        found = self._numbers.get(id(codec))
+        if found is None:  # the codec is kept, because its id is its name here
+            key = codec.table.data, codec.alphabet
+            found = self._numbers[id(codec)] = codec, self._known.setdefault(key, len(self._known))
+        return found[1]
+
     def of(self, codec: ContextCodec) -> DeviceTable:
-        """The codec's table. The caller keeps the codec for as long as this object."""
-        table = codec.table
-        if id(table) not in self._tables:
-            self._tables[id(table)] = DeviceTable.of(
+        number, table = self.number(codec), codec.table
+        if number not in self._tables:
+            self._tables[number] = DeviceTable.of(
                 codec.alphabet, table.zone_bits, table.widths, table.lists, table.of_context, self._device
             )
-        return self._tables[id(table)]
+        return self._tables[number]
+
+    @contextmanager
+    def stream(self) -> Iterator[torch.cuda.Stream | None]:
+        """Launches of the block go beside those of others; they begin after all that the current stream has so far. What they read
+        and write is to be kept until they were waited for."""
+        if not self._beside:
+            yield None
+            return
+        beside = self._beside[self._turn % len(self._beside)]
+        self._turn += 1
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):
+            yield beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +79,21 @@ class Decoding:
 
     staged: Staged
     status: Tensor
-    lanes: int
+    coded: CodedFrames
+    """Read until the frames are done."""
+    beside: torch.cuda.Stream | None
+    """Where they are decoded, if not on the current stream."""
     say: Say
 
     def finish(self) -> Staged:
         """Wait for the frames; FrameCorrupt by name. Puts their changes in order, queued on the current stream."""
+        if self.beside is not None:
+            torch.cuda.current_stream(self.status.device).wait_stream(self.beside)
         if bool(self.status.any()):
             statuses = self.status.tolist()
             at = next(place for place, fault in enumerate(statuses) if fault)
             raise _corrupt(self.say(at), FAULTS[statuses[at]])
-        if self.lanes > 1:  # one alone leaves its changes in order
+        if self.coded.lanes > 1:  # one alone leaves its changes in order
             arrange(self.staged)
         return self.staged
 
@@ -67,14 +101,14 @@ class Decoding:
 def decode_alike(
     batch: FrameBatch, members: Sequence[CodedFrame], lanes: int, tables: DeviceTables, say: Say
 ) -> Decoding:
-    """Begin to decode frames of one codec, with `lanes` each, against the batch. Queued on the current stream."""
+    """Begin to decode frames of codecs that decode alike, with `lanes` each, against the batch."""
     codec = members[0].codec
     assert isinstance(codec, ContextCodec)
     device = batch.anchor.device
     frames = [member.frame for member in members]
     sizes = np.fromiter((len(frame.payload) for frame in frames), np.int64, len(frames))
     changed = np.fromiter((frame.changed for frame in frames), np.int32, len(frames))
-    payload = np.frombuffer(bytearray().join([frame.payload for frame in frames]), np.uint8)
+    payload = _joined([frame.payload for frame in frames], sizes)
     places = place_lanes(payload, np.cumsum(sizes) - sizes, sizes, lanes)
     if places.corrupt.any():
         at = int(places.corrupt.argmax())
@@ -89,7 +123,18 @@ def decode_alike(
         torch.from_numpy(places.words.reshape(-1)).to(device),
     )
     staged = Staged.empty(coded.changed, int(changed.sum()), batch.anchor.dtype)
-    return Decoding(staged, decode(batch, coded, staged), lanes, say)
+    with tables.stream() as beside:
+        return Decoding(staged, decode(batch, coded, staged), coded, beside, say)
+
+
+def _joined(payloads: Sequence[bytes | memoryview], sizes: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """All behind one another. Copied by numpy, which lets other threads run meanwhile: `bytes.join` holds them up for all of it."""
+    joined = np.empty(int(sizes.sum()), np.uint8)
+    ends = np.cumsum(sizes)
+    for payload, begin, end in zip(payloads, (ends - sizes).tolist(), ends.tolist(), strict=True):
+        if begin < end:
+            joined[begin:end] = np.frombuffer(payload, np.uint8)
+    return joined
 
 
 def _corrupt(frame: str, why: str) -> FrameCorrupt:

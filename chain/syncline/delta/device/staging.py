@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,7 +39,7 @@ from syncline.wire.tiling import Frame, Tiling
 
 _POSITION_BYTES = 4
 _LAUNCH_BYTES = 64 << 20
-"""Payload of a launch, at most: the copy on the device, and the one that it is made from."""
+"""Payload of a launch, at most: the copy that the one on the device is made from."""
 _DECODED_BYTES = 256 << 20
 """What a launch decodes beside a slab, at most: listed place by place, a change of everything takes four times the slab."""
 
@@ -98,8 +99,10 @@ def stage_held(
     *,
     executor: Executor | None = None,
     slab_bytes: int = SLAB_BYTES,
+    beside: Sequence[torch.cuda.Stream] = (),
 ) -> list[DevicePart]:
-    """Decode a row of deltas against the held frames, which are only read; others are left out. On the current stream, and waits for it."""
+    """Decode a row of deltas against the held frames, which are only read; others are left out. On the current stream, and waits for it;
+    decoders go on the streams `beside`, where there are any."""
     work: list[dict[int, list[CodedFrame]]] = [{} for _ in held.kinds]
     for delta in deltas:
         for tensor in delta.tensors:
@@ -110,11 +113,17 @@ def stage_held(
             for row, coded in zip(found[1][list(frames)].tolist(), frames.values(), strict=True):
                 if row >= 0:
                     of_kind.setdefault(row, []).append(coded)
-    return [
-        part
-        for kind, layers in zip(held.kinds, work, strict=True)
-        for part in _Staging(table, kind, layers, executor).parts(slab_bytes)
-    ]
+    try:
+        return [
+            part
+            for kind, layers in zip(held.kinds, work, strict=True)
+            for part in _Staging(table, kind, layers, executor, DeviceTables(kind.anchor.device, beside)).parts(
+                slab_bytes
+            )
+        ]
+    finally:  # what a refusal lets go of may not be used again while a decoder still writes to it
+        for stream in beside:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
 
 
 def stage_whole_held(
@@ -157,9 +166,9 @@ class _Staging:
     kind: Kind
     layers: dict[int, list[CodedFrame]]
     executor: Executor | None
+    tables: DeviceTables
 
     def parts(self, slab_bytes: int) -> Iterator[DevicePart]:
-        tables = DeviceTables(self.kind.anchor.device)
         once = {row: own[0] for row, own in self.layers.items() if len(own) == 1}
         listed = _listed_most(self.kind, self.kind.units).tolist()
         alone = {
@@ -169,7 +178,7 @@ class _Staging:
         }
         # All are queued before one is waited for, so that the host makes the next launch ready while the device decodes.
         decoding = [
-            (rows, *(placed := self.kind.launch(rows)), self._decoding(placed[0], rows, members, lanes, tables))
+            (rows, *(placed := self.kind.launch(rows)), self._decoding(placed[0], rows, members, lanes))
             for rows, members, lanes in self._launches(alone, _payload_bytes, _LAUNCH_BYTES, self.kind.walks.tolist())
         ]
         finished = [(rows, batch, places, begun.finish()) for rows, batch, places, begun in decoding]
@@ -181,14 +190,12 @@ class _Staging:
         for rows in slabs(self.kind, others, slab_bytes):
             slab = Slab.of(self.kind, rows)
             for turn in range(max(len(self.layers[row]) for row in rows.tolist())):
-                self._apply(slab, turn, tables)
+                self._apply(slab, turn)
             yield from _differing(slab)
             del slab  # the next one takes its room
 
-    def _decoding(
-        self, batch: FrameBatch, rows: Rows, members: Sequence[CodedFrame], lanes: int, tables: DeviceTables
-    ) -> Decoding:
-        return decode_alike(batch, members, lanes, tables, lambda at: self._called(int(rows[at])))
+    def _decoding(self, batch: FrameBatch, rows: Rows, members: Sequence[CodedFrame], lanes: int) -> Decoding:
+        return decode_alike(batch, members, lanes, self.tables, lambda at: self._called(int(rows[at])))
 
     def _launches(
         self,
@@ -197,8 +204,8 @@ class _Staging:
         most: int,
         walks: Sequence[int] | None = None,
     ) -> Iterator[tuple[Rows, list[CodedFrame], int]]:
-        """Frames of one codec, number of lanes and walk together, in the order of their rows; the last is that number. Their sizes sum to
-        `most` at most, or it is one frame.
+        """Frames that decode alike, with as many lanes and by the same walk, in the order of their rows; the last is that number. Their
+        sizes sum to `most` at most, or it is one frame.
         """
         units = self.kind.units.tolist()
         lanes: dict[tuple[int, int], int] = {}
@@ -207,7 +214,8 @@ class _Staging:
             shape = units[row], member.codec.lane_shift  # type: ignore[attr-defined]
             if shape not in lanes:
                 lanes[shape] = lanes_of(*shape)
-            alike.setdefault((id(member.codec), lanes[shape], walks[row] if walks else 0), []).append(row)
+            like = self.tables.number(member.codec), lanes[shape], walks[row] if walks else 0
+            alike.setdefault(like, []).append(row)
         for (_, each, _), rows in alike.items():
             rows.sort()
             sizes = np.cumsum([size(coded[row]) for row in rows])
@@ -217,14 +225,14 @@ class _Staging:
                 done += len(part)
                 yield np.array(part, np.int64), [coded[row] for row in part], each
 
-    def _apply(self, slab: Slab, turn: int, tables: DeviceTables) -> None:
+    def _apply(self, slab: Slab, turn: int) -> None:
         """The next delta of each frame of the slab that has one, on what it has become so far."""
         place = {row: at for at, row in enumerate(slab.rows.tolist())}
         coded = {row: self.layers[row][turn] for row in place if turn < len(self.layers[row])}
         ours = {row: member for row, member in coded.items() if isinstance(member.codec, ContextCodec)}
         for rows, members, lanes in self._launches(ours, self._decoded_bytes, _DECODED_BYTES):
             batch = slab.batch(np.array([place[row] for row in rows.tolist()], np.int64))
-            commit.scatter(batch, self._decoding(batch, rows, members, lanes, tables).finish())
+            commit.scatter(batch, self._decoding(batch, rows, members, lanes).finish())
         others = sorted(coded.keys() - ours.keys())
         copies = [to_host(slab.frame(place[row])).copy() for row in others]
 
