@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -54,6 +55,8 @@ _DEAR_BYTES = 32
 _SPREAD = 0x9E3779B1
 """Multiples of it are spread evenly."""
 _NONFINITE_SLICE = 1 << 24
+_GRIDS = 64
+"""Of tensors of different shapes, whose frames are remembered: a model has few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,13 @@ class _Held:
     """Flat integer view."""
     new: Tensor
 
-    def frames(self) -> list[tuple[int, Frame]]:
-        return [(index, self.grid.frame(index)) for index in range(self.grid.count)]
+    def frames(self) -> Sequence[tuple[int, Frame]]:
+        return _frames_of(self.grid)
+
+
+@lru_cache(maxsize=_GRIDS)
+def _frames_of(grid: FrameGrid) -> Sequence[tuple[int, Frame]]:
+    return [(index, grid.frame(index)) for index in range(grid.count)]
 
 
 _Member = tuple[_Held, int, Frame]
@@ -303,8 +311,8 @@ def _changed_to_nonfinite(held: _Held) -> int:
     if mask == 0:
         return 0
     signed = mask - (1 << 64) if mask >> 63 else mask
-    found = 0
+    found: list[Tensor] = []
     for at in range(0, held.new.numel(), _NONFINITE_SLICE):
         new, old = (flat[at : at + _NONFINITE_SLICE] for flat in (held.new, held.old))
-        found += int((((new & signed) == signed) & (new != old)).sum())
-    return found
+        found.append((((new & signed) == signed) & (new != old)).sum())
+    return int(torch.stack(found).sum()) if found else 0  # the device is waited for once

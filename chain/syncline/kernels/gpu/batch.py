@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from syncline.kernels.clock import VALUE_BITS, Alphabet
@@ -23,6 +25,7 @@ PIECE_BYTES = 16
 LANES_MAX = 32
 UNIT_TYPES = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 """Integer view of units by their bits. Signs mean nothing."""
+_UNITS = frozenset(UNIT_TYPES.values())
 _SYMBOLS = 256
 _COARSE = 4
 """A value list is looked up by the slot's upper bits first: the entry that holds the first of 16 slots."""
@@ -125,22 +128,28 @@ class FrameBatch:
         anchor = unit_view(tensors[0])
         size = anchor.element_size()
         origins = [_origin(tensor, anchor) for tensor in tensors]
-        bases: list[int] = []
-        walk = Walk.ANY if anchor.data_ptr() % PIECE_BYTES else Walk.FLAT
-        for number, frame in frames:
-            if not 0 < frame.units <= FRAME_MAX_UNITS or frame.base < 0 or frame.stride < 0:
+        ends = np.array([tensor.numel() * tensor.element_size() // size for tensor in tensors], np.int64)
+        rows = [(number, frame.base, frame.runs, frame.length, frame.stride) for number, frame in frames]
+        number, base, runs, length, stride = np.array(rows, np.int64).reshape(-1, 5).T
+        units = runs * length
+        wrong = (units < 1) | (units > FRAME_MAX_UNITS) | (base < 0) | (runs < 1) | (stride < 0)
+        beyond = base + (runs - 1) * stride + length > ends[number]
+        if (wrong | beyond).any():
+            at = int((wrong | beyond).argmax())
+            tensor, frame = frames[at]
+            if wrong[at]:
                 raise ValueError(f"{frame} is none that the kernels take")
-            if frame.offset(frame.units - 1) >= tensors[number].numel() * tensors[number].element_size() // size:
-                raise ValueError(f"{frame} does not fit tensor {number} of {tuple(tensors[number].shape)}")
-            bases.append(origins[number] + frame.base)
-            walk = max(walk, _walk(frame, anchor.data_ptr() + bases[-1] * size, size))
+            raise ValueError(f"{frame} does not fit tensor {tensor} of {tuple(tensors[tensor].shape)}")
+        place = np.array(origins, np.int64)[number] + base
+        walks = _walks(anchor.data_ptr() + place * size, runs, length, stride, size)
+        walk = Walk.ANY if anchor.data_ptr() % PIECE_BYTES else Walk(int(walks.max(initial=Walk.FLAT)))
         device = anchor.device
         return cls(
             anchor,
-            torch.tensor(bases, dtype=torch.int64, device=device),
-            _ints([frame.length for _, frame in frames], device),
-            torch.tensor([frame.stride for _, frame in frames], dtype=torch.int64, device=device),
-            _ints([frame.units for _, frame in frames], device),
+            torch.from_numpy(place).to(device),
+            torch.from_numpy(length.astype(np.int32)).to(device),
+            torch.from_numpy(stride.copy()).to(device),
+            torch.from_numpy(units.astype(np.int32)).to(device),
             walk,
         )
 
@@ -217,6 +226,8 @@ def walk_of(tensor: Tensor, frame: Frame) -> Walk:
 
 def unit_view(tensor: Tensor) -> Tensor:
     """Flat integer view of a contiguous tensor's units, without a copy."""
+    if tensor.dim() == 1 and tensor.dtype in _UNITS and tensor.is_contiguous():
+        return tensor  # as nearly always, and asked for once a frame
     if not tensor.is_contiguous():
         raise ValueError(f"a tensor of {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous")
     return tensor.view(-1).view(UNIT_TYPES[8 * tensor.element_size()])
@@ -246,6 +257,14 @@ def _origin(tensor: Tensor, anchor: Tensor) -> int:
     if rest:
         raise ValueError("a tensor does not begin at a whole unit's distance from the first")
     return distance
+
+
+def _walks(
+    address: NDArray[np.int64], runs: NDArray[np.int64], length: NDArray[np.int64], stride: NDArray[np.int64], size: int
+) -> NDArray[np.int64]:
+    piece = PIECE_BYTES // size
+    whole = (address % PIECE_BYTES == 0) & (length % piece == 0)
+    return np.where(whole, np.where(runs == 1, Walk.FLAT, np.where(stride % piece == 0, Walk.ROWS, Walk.ANY)), Walk.ANY)
 
 
 def _walk(frame: Frame, address: int, size: int) -> Walk:
