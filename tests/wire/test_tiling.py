@@ -37,6 +37,7 @@ def test_no_frame_is_empty_or_larger_than_the_tiling_allows(shape: list[int], da
     cut = grid(shape, axis, SMALL)
     sizes = [cut.frame(i).units for i in range(cut.count)]
     assert all(0 < size <= SMALL.max_units for size in sizes)
+    assert all(cut.least_units <= size for size in sizes)
 
 
 @given(shape=shapes, data=st.data())

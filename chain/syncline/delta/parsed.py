@@ -49,9 +49,9 @@ class Delta:
                 spec = table.tensors[section.tensor]
                 grid = spec.grid(tiling)
                 reader = codecs.codec(section.codec, section.params, spec.dtype)
-                of_tensor = frames.setdefault(section.tensor, {})
+                of_tensor, least = frames.setdefault(section.tensor, {}), grid.least_units
                 for frame in section.frames:
-                    if frame.changed > grid.frame(frame.index).units:
+                    if frame.changed > least and frame.changed > grid.frame(frame.index).units:
                         raise FormatInvalid(
                             f"chunk {name}: frame {frame.index} of {spec.name} changes more units than it has"
                         )

@@ -219,14 +219,18 @@ class _Directory:
 
     def varint(self, maximum: int) -> int:
         """Unsigned LEB128 in its shortest form, at most `maximum`."""
-        value = 0
+        data, at, value = self._bytes, self._at, 0  # local: three a frame are read, while an engine computes beside
         for shift in range(0, 63, 7):
-            byte = self.byte()
+            if at == len(data):
+                raise FormatInvalid(f"{self._what} has a directory that ends early")
+            byte = data[at]
+            at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if byte == 0 and shift:
                     raise FormatInvalid(f"{self._what} has a varint that is not in its shortest form")
                 if value > maximum:
                     raise FormatInvalid(f"{self._what} has {value} where at most {maximum} is allowed")
+                self._at = at
                 return value
         raise FormatInvalid(f"{self._what} has a varint of more than nine bytes")

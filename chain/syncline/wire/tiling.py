@@ -63,6 +63,11 @@ class FrameGrid:
     def units(self) -> int:
         return self.outer * self.axis * self.inner
 
+    @property
+    def least_units(self) -> int:
+        """No frame has fewer."""
+        return self.outer * (self.axis // max(self.bands, 1)) * (self.inner // self.pieces)
+
     def frame(self, index: int) -> Frame:
         """The frame at `index`, counted along the axis, then along inner pieces. FormatInvalid when out of range."""
         if not 0 <= index < self.count:
