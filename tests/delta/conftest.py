@@ -103,9 +103,9 @@ def weights() -> Weights:
 
 @pytest.fixture
 def make_weights() -> Callable[..., Weights]:
-    def make(*shapes: Sequence[int], dtype: str = "BF16", axis: int = 0) -> Weights:
+    def make(*shapes: Sequence[int], dtype: str = "BF16", axis: int = 0, seed: int = 0) -> Weights:
         tensors = [TensorSpec(name=f"t{i:03d}", dtype=dtype, shape=list(s), axis=axis) for i, s in enumerate(shapes)]
-        return Weights(TensorTable(tensors=tensors))
+        return Weights(TensorTable(tensors=tensors), seed=seed)
 
     return make
 

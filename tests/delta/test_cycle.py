@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from syncline.codecs.registry import CODECS
 from syncline.delta import Place, digest_tensor, read_back, scatter, stage_tensor, stage_whole
 from syncline.errors import FrameCorrupt, LayoutRefused
 from syncline.kernels import frames as kernels
 from syncline.wire.digest import Digest, total
+from syncline.wire.dtypes import DTYPES
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Frame
 
-CODEC_NAMES = [c.name for c in CODECS.values()]
+CODEC_NAMES = [*(c.name for c in CODECS.values()), "context"]
 
 
 def same(expected: list[Any], found: list[Any]) -> bool:
@@ -48,6 +51,28 @@ def test_a_step_goes_in_and_comes_out_again(weights: Any, codec: str | None, sha
         scatter(spec, weights.tiling, live[tensor], staged, undo=True)
         assert read_back(spec, weights.tiling, live[tensor], staged, undo=True)
         assert np.array_equal(old[tensor], live[tensor])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dtype=st.sampled_from(sorted(DTYPES)),
+    shape=st.lists(st.integers(1, 24), min_size=1, max_size=3),
+    axis=st.integers(0, 2),
+    share=st.floats(0, 1),
+    codec=st.sampled_from([*CODEC_NAMES, None]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_any_step_of_any_tensor_comes_out_again(
+    make_weights: Any, dtype: str, shape: list[int], axis: int, share: float, codec: str | None, seed: int
+) -> None:
+    shape[-1] *= 8  # whole bytes, whatever the dtype
+    weights = make_weights(shape, dtype=dtype, axis=axis % len(shape), seed=seed)
+    old = weights.draw()
+    new = weights.step(old, share)
+    delta = weights.parse(weights.encode(old, new, codec=codec))
+    staged = stage_tensor(weights.table, weights.tiling, 0, old[0], [delta])
+    scatter(weights.table.tensors[0], weights.tiling, old[0], staged)
+    assert np.array_equal(new[0], old[0])
 
 
 def test_only_tensors_that_change_are_in_the_delta(weights: Any) -> None:
