@@ -146,10 +146,10 @@ class FrameBatch:
         device = anchor.device
         return cls(
             anchor,
-            torch.from_numpy(place).to(device),
-            torch.from_numpy(length.astype(np.int32)).to(device),
-            torch.from_numpy(stride.copy()).to(device),
-            torch.from_numpy(units.astype(np.int32)).to(device),
+            torch.tensor(place, device=device),
+            torch.tensor(length, dtype=torch.int32, device=device),
+            torch.tensor(stride, device=device),
+            torch.tensor(units, dtype=torch.int32, device=device),
             walk,
         )
 
