@@ -4,6 +4,7 @@ once at most."""
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from syncline_agent.arm.proof import NamedBand, Shares
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.arm.tables import in_checkpoint
 from syncline_agent.engine import StageRequest
-from syncline_agent.testing.islands import TIMES, Islands, ScriptedGate, described_error, wait_until
+from syncline_agent.testing.islands import TIMES, Islands, ScriptedGate, described_error, silence, wait_until
 
 Ask = Callable[..., StageRequest]
 
@@ -69,15 +70,23 @@ def test_an_engine_of_which_any_rank_is_refused_serves_on_and_is_named(
 
 
 def test_a_gate_that_could_not_serve_on_is_asked_again(server: ArmServer, islands: Islands) -> None:
+    up = threading.Event()
+
     def not_up_yet() -> None:
-        raise EngineUnavailable("the server does not answer yet")
+        if not up.is_set():
+            gate.breaks["open"] = not_up_yet
+            raise EngineUnavailable("the server does not answer yet")
 
     gate, _ = islands.join_gate(2)
     gate.breaks["open"] = not_up_yet
     islands.join(0, 2)
     islands.connect(1, 2, None, None, refusal="x.weight was requantized")
+    assert server.wait_connected(10)
+    assert "x.weight was requantized; its gate does not serve on yet" in silence(server)  # nobody reloads it meanwhile
+    up.set()
     wait_until(lambda: gate.is_open)
-    assert ["open", "open"] == gate.calls
+    wait_until(lambda: "x.weight was requantized" in str(described_error(server)))
+    assert {"open"} == set(gate.calls)
 
 
 def test_an_engine_that_was_written_under_stays_out_of_service_when_a_rank_comes_back_refused(
@@ -135,10 +144,11 @@ def test_where_the_disk_does_not_tell_it_is_named_once_something_is_staged(
     with pytest.raises(LayoutRefused, match=r"no rank holds f\.scalar; nothing was written"):
         knowing.stage(ask(1, 2, checkpoint=tmp_path / "whole"))
     assert all(rank.holds(run.weights(1)) for rank in ranks)
+    wait_until(lambda: gate.is_open)
+    wait_until(lambda: silence(knowing) == "")
     described = knowing.describe()
     assert described.applied is None  # so that nobody heals it in vain again
     assert "no rank holds f.scalar" in str(described.error)
-    wait_until(lambda: gate.is_open)
 
 
 def test_a_tensor_that_the_version_has_not_is_named_with_who_holds_it(run: WeightRun) -> None:

@@ -91,6 +91,7 @@ def check_staged(members: Members, request: StageRequest, answers: Sequence[mess
         unlike = members.shares.unlike(TensorTable.parse(request.table.read_bytes(), what=str(request.table)))
         if unlike is not None:
             members.refusal = f"{unlike}; nothing was written, and this engine cannot be changed in place"
+            members.gate.to_open = members.gate.state.failed is not None
             raise LayoutRefused(members.refusal)
         raise DigestMismatch(
             f"what the ranks staged leads to digest {found}, version {request.target} has {request.target_digest};"
