@@ -37,7 +37,7 @@ class Held:
             self.described = self._engine.describe()
         except SynclineError as error:
             self.silence = str(error)
-            self.described = self.came_from = None  # an engine that comes back has loaded afresh
+            self.described = None  # what it came from is kept: an engine that loads afresh refuses to be undone to it
         return self.described
 
     def check_run(self, chain: Chain, target: Target) -> None:

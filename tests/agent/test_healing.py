@@ -161,6 +161,34 @@ def test_an_engine_that_fails_after_its_first_write_is_out_until_it_is_proven(
         faults.install_hook(None)
 
 
+def test_an_engine_that_was_away_since_it_failed_half_way_is_still_undone(
+    world: Any, following: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    armed, wholes, stage = [True], [], following.slot.stage
+
+    def fail(reached: str) -> None:
+        if reached == "apply.scattered" and armed:
+            armed.clear()
+            raise RuntimeError("a driver died")
+
+    def seen(request: StageRequest) -> Any:
+        wholes.append(request.checkpoint)
+        return stage(request)
+
+    world.publish()
+    monkeypatch.setattr(following.slot, "stage", seen)
+    faults.install_hook(fail)
+    try:
+        world.run(following, lambda s: s.phase is Phase.HEAL)
+    finally:
+        faults.install_hook(None)
+    engine, following.slot.engine = following.slot.engine, None  # its connection ended
+    world.pass_time(following.node.follower.tick())
+    following.slot.engine = engine
+    world.follow(following, 3)
+    assert {None} == set(wholes)
+
+
 def test_an_engine_that_restarts_is_followed_from_what_it_holds(world: Any, following: Any) -> None:
     for _ in range(3):
         world.follow(following, world.publish())
