@@ -21,6 +21,7 @@ from syncline_agent.reference.config import ModelConfig
 from syncline_agent.testing.plain_model import model
 
 Start = Callable[..., Any]
+pytestmark = pytest.mark.timeout(300)  # processes that load torch, on a machine that others load
 ROOM = 1 << 20
 
 

@@ -24,6 +24,7 @@ from syncline_agent.testing.plain_model import Model, model, stacked
 from syncline_agent.testing.threaded_ranks import Rank
 
 Start = Callable[..., Any]
+pytestmark = pytest.mark.timeout(300)  # processes that load torch, on a machine that others load
 PROMPT = [1, 4, 14, 5, 15]
 
 
