@@ -54,6 +54,8 @@ class EngineDescription:
     """It takes versions whole, as checkpoint folders, and never deltas."""
     unprovable: str | None = None
     """Why what it holds cannot be proven from outside, in words: healing would not help. None where it can be."""
+    opening: bool = False
+    """Refused, and its own gate is about to let it serve on: whoever takes another way to it waits until that is done."""
 
 
 @dataclass(frozen=True, slots=True)

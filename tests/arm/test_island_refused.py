@@ -20,7 +20,7 @@ from syncline_agent.arm.proof import NamedBand, Shares
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.arm.tables import in_checkpoint
 from syncline_agent.engine import StageRequest
-from syncline_agent.testing.islands import TIMES, Islands, ScriptedGate, described_error, silence, wait_until
+from syncline_agent.testing.islands import TIMES, Islands, ScriptedGate, described_error, wait_until
 
 Ask = Callable[..., StageRequest]
 
@@ -82,10 +82,12 @@ def test_a_gate_that_could_not_serve_on_is_asked_again(server: ArmServer, island
     islands.join(0, 2)
     islands.connect(1, 2, None, None, refusal="x.weight was requantized")
     assert server.wait_connected(10)
-    assert "x.weight was requantized; its gate does not serve on yet" in silence(server)  # nobody reloads it meanwhile
+    described = server.describe()
+    assert (None, True) == (described.applied, described.opening)  # nobody reloads it meanwhile
+    assert "x.weight was requantized; its gate does not serve on yet" in str(described.error)
     up.set()
     wait_until(lambda: gate.is_open)
-    wait_until(lambda: "x.weight was requantized" in str(described_error(server)))
+    wait_until(lambda: not server.describe().opening)
     assert {"open"} == set(gate.calls)
 
 
@@ -145,7 +147,7 @@ def test_where_the_disk_does_not_tell_it_is_named_once_something_is_staged(
         knowing.stage(ask(1, 2, checkpoint=tmp_path / "whole"))
     assert all(rank.holds(run.weights(1)) for rank in ranks)
     wait_until(lambda: gate.is_open)
-    wait_until(lambda: silence(knowing) == "")
+    wait_until(lambda: not knowing.describe().opening)
     described = knowing.describe()
     assert described.applied is None  # so that nobody heals it in vain again
     assert "no rank holds f.scalar" in str(described.error)

@@ -131,6 +131,20 @@ def test_ranks_whose_parts_are_no_view_are_a_refusal_too(log_lines: io.StringIO)
     assert both.describe().reloads
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["an engine that came again", "the first"])
+def test_an_engine_that_its_own_gate_is_about_to_open_is_not_reloaded_yet(before: bool) -> None:
+    arm, reload = Scripted("arm"), Scripted("reload", reloads=True)
+    both = ArmOrReload(arm, reload, log=structlog.get_logger())
+    refused = EngineDescription("arm", "pool", "pod", 2, None, "rank 1: x was requantized")
+    if before:
+        arm.said = refused
+        assert both.describe().reloads
+    arm.said = replace(refused, opening=True)
+    assert arm.said == both.describe()
+    arm.said = refused
+    assert both.describe().reloads
+
+
 def test_an_arm_that_is_not_there_has_refused_nothing(log_lines: io.StringIO) -> None:
     arm = Scripted("arm")
     both = ArmOrReload(arm, Scripted("reload", reloads=True), log=structlog.get_logger())

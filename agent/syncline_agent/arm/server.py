@@ -130,9 +130,9 @@ class ArmServer:
         members = self._island.settled()
         hello, refusal = members.gate.hello, refusal_of(members)
         if refusal is not None:
-            if members.gate.to_open:  # who takes another way to this engine must not meet the gate's own opening of it
-                raise EngineUnavailable(f"{refusal}; its gate does not serve on yet")
-            return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, None, refusal)
+            opening = members.gate.to_open
+            why = f"{refusal}; its gate does not serve on yet" if opening else refusal
+            return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, None, why, opening=opening)
         error = error_of(members)
         first = members.ranks[0].state.applied
         held = held_by(members) or (None if first is None else replace(applied(first), proven=False))

@@ -28,7 +28,7 @@ class ArmOrReload:
             if self._now is self._reload:
                 return self._reload.describe()  # an arm that refused and went away has nothing to give back
             raise
-        if said.applied is None and said.error is not None:
+        if said.applied is None and said.error is not None and not said.opening:
             # It holds no version and says why: waiting would not help.
             return self._described_by_route(said.error)
         self._now = self._arm
