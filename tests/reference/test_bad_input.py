@@ -35,16 +35,23 @@ def data_bytes(pid: int) -> int:
     return int(line.split()[1]) << 10
 
 
+def processes_of(pid: int) -> list[int]:
+    """An engine's, its first rank's first."""
+    lists = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [pid, *sorted(int(child) for of_thread in lists for child in of_thread.read_text().split())]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stage_that_finds_no_host_memory_is_refused_before_any_write_and_works_when_there_is_some(
-    node_of: Callable[..., Any], start_engine: Start
+    node_of: Callable[..., Any], start_engine: Start, ranks: int
 ) -> None:
     wide = ModelConfig(
         vocab=1 << 17, hidden=32, intermediate=64, layers=1, heads=2, kv_heads=2, head_dim=16, max_positions=64
     )
     node = node_of(model(wide), tiling=TilingPart(min_units=1 << 15, max_units=1 << 20, ways=4))
     with ArmServer(node.socket) as agent:
-        engine = start_engine(node=node)
-        request, pid = node.request(1, 3), engine.process.pid
+        engine = start_engine("--tp", str(ranks), node=node)
+        request, pid = node.request(1, 3), processes_of(engine.process.pid)[-1]
         whole = resource.prlimit(pid, resource.RLIMIT_DATA)
         resource.prlimit(pid, resource.RLIMIT_DATA, (data_bytes(pid) + ROOM, whole[1]))
         with pytest.raises(EngineUnavailable, match=r"no host memory for the changes.*nothing was written"):
