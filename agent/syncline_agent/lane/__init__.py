@@ -1,0 +1,1 @@
+"""What the agent tells a gateway about versions of tokens: SOCKET.md is the contract."""
