@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -219,6 +220,8 @@ def make() -> Iterator[Make]:
         core.input_queue.put("wake")
         core.thread.join(10)
         assert not core.thread.is_alive()
+        assert core.gate is not None
+        core.gate.fail("the test is over")  # whatever it left under way
 
 
 def write(gate: CoreGate, version: int, policy: Policy = Policy.KEEP) -> None:
@@ -351,6 +354,21 @@ def test_a_hold_that_nobody_writes_under_ends_by_itself_and_a_pause_of_others_st
     with pytest.raises(EngineUnavailable):
         gate.write()
     assert 2 == core.scheduler.pause_state
+
+
+@pytest.mark.parametrize("end", ["publish", "release", "fail"])
+def test_the_interpreter_takes_short_turns_from_a_hold_until_what_was_written_leaves(make: Make, end: str) -> None:
+    _, gate = make()
+    found = sys.getswitchinterval()
+    gate.hold(Policy.KEEP)
+    assert sys.getswitchinterval() < found
+    if end != "release":
+        gate.write()
+        gate.resume(2)
+        gate.release()  # of a hold that its write has ended
+        assert sys.getswitchinterval() < found
+    {"publish": gate.publish, "release": gate.release, "fail": lambda: gate.fail("in doubt")}[end]()
+    assert found == pytest.approx(sys.getswitchinterval())
 
 
 def test_an_engine_that_sleeps_is_not_held_and_goes_on_when_it_wakes(make: Make) -> None:

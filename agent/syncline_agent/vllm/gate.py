@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from syncline.clock import Clock
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
 from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience, StepGate
+from syncline_agent.arm.turns import short_turns
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.hooks import look_up
 
@@ -102,6 +104,9 @@ class CoreGate:
         """All requests are to fail."""
         self._frozen: tuple[Any, Any] | None = None
         """The scheduler's state of pause that was found, and the one that was set."""
+        self._turns: ExitStack | None = None
+        """Short turns of the interpreter, which the arm's threads share with the loop: from a hold until what was computed
+        after the write has left, so that none of the calls between waits for it."""
 
     @property
     def error(self) -> str | None:
@@ -115,6 +120,10 @@ class CoreGate:
         if self._asleep():  # the loop stands, so it neither falls asleep nor wakes now
             self._gate.release()
             raise EngineUnavailable(ASLEEP)
+        with self._wake:
+            if self._turns is None:
+                self._turns = ExitStack()
+                self._turns.enter_context(short_turns())
         return spans
 
     def ended(self) -> Sequence[str] | None:
@@ -132,11 +141,15 @@ class CoreGate:
 
     def release(self) -> None:
         self._gate.release()
+        with self._wake:
+            if self._withheld is None:
+                self._end_turns()
 
     def fail(self, reason: str) -> None:
         with self._wake:
             self._failed = reason
             self._end_all()
+            self._end_turns()
             self._gate.end()
         self._log.error("out of service", reason=reason)
 
@@ -180,9 +193,15 @@ class CoreGate:
             self._end_all()
             return
         held, self._withheld = self._withheld, None
+        self._end_turns()
         for outputs in held or ():
             for output in outputs.items():
                 self._core.output_queue.put_nowait(output)
+
+    def _end_turns(self) -> None:
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.close()
 
     def _end_all(self) -> None:
         self._dropped += self._withheld or []
