@@ -6,12 +6,10 @@ that a process runs to its end. What stands on SGLang's side of the routes is `s
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ import structlog
 import torch
 
 from syncline.clock import SystemClock
-from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused, Rejected
+from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused
 from syncline.testing.sglang_routes import SglangStandIn
 from syncline.testing.weight_run import WeightRun
 from syncline.versions import Policy
@@ -28,13 +26,12 @@ from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.arm.settings import ArmSettings
 from syncline_agent.engine import DeltaFiles, StageRequest
-from syncline_agent.sglang import loader, register
-from syncline_agent.sglang.installing import SCHEDULER, around_loader, around_scheduler, look_up, tokens_of
+from syncline_agent.sglang.installing import around_loader, around_scheduler, tokens_of
 from syncline_agent.sglang.loader import armed
 from syncline_agent.sglang.placement import Placement, placement_of
 from syncline_agent.sglang.rank import Rank, rank_of
 from syncline_agent.sglang.scratch import aside
-from syncline_agent.sglang.settings import KvPolicy, SglangSettings
+from syncline_agent.sglang.settings import SglangSettings
 
 HEADS = {"q": 16, "k": 8, "v": 8}
 SHAPES = {
@@ -476,43 +473,3 @@ def test_tokens_are_counted_of_requests_that_have_some() -> None:
         {"running_batch": type("B", (), {"reqs": [request("a", 2)]}), "waiting_queue": [request("b", 0)]},
     )
     assert {"a": 2} == tokens_of(scheduler)
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-def test_without_its_variable_the_plugin_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SYNCLINE_ARM_SOCKET", raising=False)
-    register()
-
-
-def test_where_sglang_lacks_a_hook_it_serves_on_without_syncline(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SYNCLINE_ARM_SOCKET", "/n/arm.sock")
-    register()  # not a scheduler's process: nothing is looked for
-    monkeypatch.setitem(sys.modules, SCHEDULER, ModuleType(SCHEDULER))
-    register()
-    loader.arm(Model(), [])
-    said = capsys.readouterr().err
-    structlog.reset_defaults()
-    assert 2 == said.count("Syncline is off")
-    assert "this SGLang has no sglang.srt.model_loader.loader.DefaultModelLoader" in said
-    with pytest.raises(LayoutRefused, match=r"no json\.nothing"):
-        look_up("json", "nothing")
-
-
-def test_settings_come_from_the_environment_and_are_refused_by_their_variable() -> None:
-    environ = {"SYNCLINE_ARM_SOCKET": "/n/arm.sock"}
-    settings = SglangSettings.from_env(environ)
-    assert (Path("/n/checkpoint"), KvPolicy.FLUSH) == (settings.checkpoint, settings.kv)
-    for name, value in {
-        "SYNCLINE_SGLANG_KV": "mixed",
-        "SYNCLINE_SWEEP_INTERVAL": "0",
-        "SYNCLINE_ENGINE_URL": "localhost:30000",
-        "SYNCLINE_ARM_SOCKET": "/" + "n" * 120,
-    }.items():
-        with pytest.raises(Rejected, match=name):
-            SglangSettings.from_env({**environ, name: value})
-    with pytest.raises(Rejected, match="SYNCLINE_ARM_SOCKET is not set"):
-        SglangSettings.from_env({})
