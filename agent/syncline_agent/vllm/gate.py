@@ -189,11 +189,11 @@ class CoreGate:
             self._core.set_weight_version(str(version))
 
     def _send(self) -> None:
+        self._end_turns()
         if self.error is not None:
             self._end_all()
             return
         held, self._withheld = self._withheld, None
-        self._end_turns()
         for outputs in held or ():
             for output in outputs.items():
                 self._core.output_queue.put_nowait(output)
