@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.gpu import require_gpu
 from bench.vllm_run.case import PROMPTS, START_S, TOKENS, Case, Facts, begin, first, follow, nap
 from bench.vllm_run.models import Model, Shape
 from bench.vllm_run.node import Node
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(SIZES), default=["bf16", "fp8", "moe"])
     parser.add_argument("--compared", type=int, default=2, help="versions whose tokens are compared, at least 2")
     parser.add_argument("--more-commits", type=int, default=4, help="after those")
-    parser.add_argument("--tiny", action="store_true", help="models of some megabytes")
+    parser.add_argument("--tiny", action="store_true", help="models of some megabytes, which need no GPU")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--kv-mib", type=int, default=2048, help="memory for keys and values; 0: as vLLM decides")
     parser.add_argument("--more", default="{}", metavar="JSON", help="more of vLLM's own arguments")
@@ -163,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, help="keep logs in this folder")
     told = parser.parse_args(arguments)
+    if not told.tiny:
+        require_gpu()
     with tempfile.TemporaryDirectory() as scratch:
         facts = run(told, Path(scratch))
         if told.logs is not None:
