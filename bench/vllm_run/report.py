@@ -11,7 +11,11 @@ Facts = Mapping[str, Any]
 
 
 def report(facts: Facts) -> str:
-    return "\n".join(line for name, case in facts.items() if isinstance(case, dict) for line in _case(name, case))
+    """Of each case by name; what is no case is an error of the whole."""
+    lines: list[str] = []
+    for name, told in facts.items():
+        lines += _case(name, told) if isinstance(told, Mapping) else [f"{name}: {str(told).strip().splitlines()[-1]}"]
+    return "\n".join(lines)
 
 
 def _case(name: str, case: Facts) -> Iterator[str]:
