@@ -21,6 +21,7 @@ from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.memory import Changes
+from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.arm.torch_stores import constants_of
 from syncline_agent.engine import DeltaFiles, StageRequest
 from syncline_agent.vllm import absence
@@ -147,6 +148,28 @@ def test_nobody_reads_or_writes_while_the_engine_sleeps_and_it_goes_on_proven(
     commit(worker.live)
     assert worker.live.in_service
     assert all(np.array_equal(worker.units[name], units) for name, units in run.weights(2).items())
+
+
+def test_sweeps_from_time_to_time_are_left_out_while_the_engine_sleeps(worker: Worker) -> None:
+    said: list[str] = []
+    swept, stopping = threading.Semaphore(0), threading.Event()
+    log: Any = SimpleNamespace(
+        **{level: lambda event, **_: said.append(event) for level in ("info", "error", "exception")}
+    )
+    arm: Any = SimpleNamespace(notify=swept.release)
+    worker.sleep()
+    sweeping = threading.Thread(
+        target=sweep_for_ever, args=(worker.live, arm, stopping), kwargs={"interval_s": 0.01, "log": log}
+    )
+    sweeping.start()
+    assert swept.acquire(timeout=20)
+    worker.wake_up()
+    for _ in range(2):  # one may have begun before it woke
+        assert swept.acquire(timeout=20)
+    stopping.set()
+    sweeping.join(20)
+    assert "no sweep" == said[0]
+    assert {"no sweep", "sweep matched"} == set(said)
 
 
 def test_a_sleep_waits_for_who_reads_and_nothing_that_was_staged_is_written_in_it(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
-from syncline.errors import DigestMismatch
+from syncline.errors import DigestMismatch, EngineUnavailable
 from syncline.metrics import Metrics
 from syncline_agent.arm.client import ArmClient
 from syncline_agent.arm.live import LiveWeights
@@ -46,6 +46,8 @@ def sweep_for_ever(
             if counted is not None:
                 view = live.applied.view if live.applied else ""
                 counted.metrics.digest_failures.labels(run="", view=view, pool=counted.pool, phase="sweep").inc()
+        except EngineUnavailable as error:  # an engine that sleeps, say
+            log.info("no sweep", reason=str(error))
         except Exception:  # memory that cannot be read now: the next sweep must come all the same
             log.exception("sweep did not end")
         finally:
