@@ -81,6 +81,16 @@ def frame_checksum(tensor: int, codec: int, frame: EncodedFrame) -> int:
     return zlib.crc32(frame.payload, zlib.crc32(prefix))
 
 
+Checksums = Callable[[memoryview, Sequence[Section]], Sequence[int]]
+"""`frame_checksum` of all frames of some sections, whose payloads lie one behind the other in this memory."""
+
+
+def checksums_one_by_one(payloads: memoryview, sections: Sequence[Section]) -> Sequence[int]:
+    """By the definition."""
+    del payloads
+    return [frame_checksum(section.tensor, section.codec, frame) for section in sections for frame in section.frames]
+
+
 def pack(chunk: Chunk) -> bytes:
     """Bytes of a chunk. Sections must ascend by (tensor, first frame), frames inside one by index."""
     directory = bytearray()
@@ -115,11 +125,16 @@ def pack(chunk: Chunk) -> bytes:
 
 
 def parse(
-    data: bytes | memoryview, *, what: str = "chunk", frames_of: Callable[[int], int] = lambda _: FRAME_INDEX_MAX
+    data: bytes | memoryview,
+    *,
+    what: str = "chunk",
+    frames_of: Callable[[int], int] = lambda _: FRAME_INDEX_MAX,
+    checksums: Checksums = checksums_one_by_one,
 ) -> Chunk:
     """Read a chunk; payloads are views of `data`. Checks every bound and every frame checksum.
 
-    `frames_of` says how many frames a tensor has, and raises for one that may not be here: no more is kept than that.
+    `frames_of` says how many frames a tensor has, and raises for one that may not be here: no more is kept than that. `checksums` sums up
+    what was read.
     FormatInvalid when the structure is wrong, FrameCorrupt when a payload does not match its checksum.
     """
     view = memoryview(data).cast("B")
@@ -150,7 +165,9 @@ def parse(
     if table_count > CODEC_TABLES_MAX:
         raise FormatInvalid(f"{what} has {table_count} codec tables, more than {CODEC_TABLES_MAX}")
     tables = [CodecTable(reader.byte(), take(reader.varint(CODEC_TABLE_MAX_BYTES))) for _ in range(table_count)]
+    payloads = cursor
     sections: list[Section] = []
+    promised: list[int] = []
     tensor = 0
     previous = (-1, -1)
     for _ in range(section_count):
@@ -176,17 +193,19 @@ def parse(
             if changed == 0:
                 raise FormatInvalid(f"{what} has a frame that changes nothing")
             length = reader.varint(CHUNK_MAX_BYTES)
-            checksum = reader.checksum()
-            frame = EncodedFrame(index, changed, take(length))
-            if frame_checksum(tensor, codec, frame) != checksum:
-                raise FrameCorrupt(
-                    f"{what}: frame {index} of tensor {tensor} does not match its checksum; fetch the chunk again"
-                )
-            frames.append(frame)
+            promised.append(reader.checksum())
+            frames.append(EncodedFrame(index, changed, take(length)))
         previous = (tensor, frames[-1].index)
         sections.append(Section(tensor, codec, frames, params))
     if not reader.at_end or cursor != len(body):
         raise FormatInvalid(f"{what} has bytes that belong to nothing")
+    found = checksums(body[payloads:], sections)
+    if list(found) != promised:
+        each = ((section.tensor, frame.index) for section in sections for frame in section.frames)
+        tensor, index = next(where for where, a, b in zip(each, found, promised, strict=True) if a != b)
+        raise FrameCorrupt(
+            f"{what}: frame {index} of tensor {tensor} does not match its checksum; fetch the chunk again"
+        )
     return Chunk(bytes(nonce), sections, tables)
 
 
