@@ -1,7 +1,9 @@
-"""Short turns of the interpreter: asked for by many, put back by the last, and taken while an arm stages and while an agent commits."""
+"""Short turns of the interpreter, and none of its collector: asked for by many, put back by the last, and taken while an arm stages
+and while an agent commits."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +19,7 @@ from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.memory import Changes
 from syncline_agent.arm.server import ArmServer
-from syncline_agent.arm.turns import TURN_S, short_turns
+from syncline_agent.arm.turns import TURN_S, short_turns, uncollected
 from syncline_agent.engine import StageRequest
 from syncline_agent.testing.islands import IslandEngine
 
@@ -74,24 +76,42 @@ def test_what_somebody_else_sets_meanwhile_stays() -> None:
     assert 0.002 == interval()
 
 
-class Watched(HostMemory):
-    """Notes the interval that it is staged in."""
+def test_nothing_is_collected_until_the_last_has_left() -> None:
+    with uncollected():
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
-    seen: list[float]
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+class Watched(HostMemory):
+    """Notes the interval that it is staged in, and whether garbage is collected."""
+
+    seen: list[tuple[float, bool]]
 
     def stage(self, deltas: Sequence[Delta], **options: Any) -> Changes:
-        self.seen = [*getattr(self, "seen", []), interval()]
+        self.seen = [*getattr(self, "seen", []), (interval(), gc.isenabled())]
         return super().stage(deltas, **options)
 
 
-def test_an_arm_stages_in_short_turns(run: WeightRun, ask: Callable[..., StageRequest]) -> None:
+def test_an_arm_stages_in_short_turns_and_uncollected(run: WeightRun, ask: Callable[..., StageRequest]) -> None:
     run.step()
     memory = Watched.whole(run.table, run.tiling.tiling, {n: u.copy() for n, u in run.weights(1).items()})
     live = LiveWeights(run.table, run.tiling.tiling, memory, clock=ManualClock())
     live.prove(run.lineage, "main", 1, run.digest(1))
     live.stage(ask(1, 2))
     assert isinstance(memory, Watched)
-    assert ([TURN_S], USUAL_S) == (memory.seen, interval())
+    assert ([(TURN_S, False)], USUAL_S, True) == (memory.seen, interval(), gc.isenabled())
 
 
 def test_an_agent_commits_in_short_turns(

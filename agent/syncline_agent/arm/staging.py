@@ -20,7 +20,7 @@ from syncline.wire.tensors import TensorTable
 from syncline_agent.arm.layout import Band, Layout
 from syncline_agent.arm.memory import Changes, Memory
 from syncline_agent.arm.sweeping import band_digests
-from syncline_agent.arm.turns import short_turns
+from syncline_agent.arm.turns import short_turns, uncollected
 from syncline_agent.engine import DeltaFiles, StageRequest
 
 Digests = Sequence[Sequence[Digest]]
@@ -39,7 +39,7 @@ class Staged:
 def stage(request: StageRequest, memory: Memory, digests: Digests, executor: Executor | None) -> Staged:
     """The changes of a request that was checked. DigestMismatch, before anything is written, when they lead elsewhere
     than to its target; a rank that holds only parts cannot tell, and leaves that to who sums them up."""
-    with short_turns():
+    with short_turns(), uncollected():
         return _stage(request, memory, digests, executor)
 
 

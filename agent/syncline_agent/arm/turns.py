@@ -1,12 +1,15 @@
-"""Short turns of Python's interpreter while an arm works beside an engine's loop.
+"""Short turns of Python's interpreter, and no collection of its garbage, while an arm works beside an engine's loop.
 
 A loop that launches kernels gives the interpreter away with every launch, and a thread that has taken it keeps it for a switch interval
-of five milliseconds: many times what a launch takes. The interval belongs to the whole process, so who asks for short turns is counted
-for the whole process, and the last one to leave puts back what was found. Where somebody else changed it meanwhile, theirs stays.
+of five milliseconds: many times what a launch takes. A full collection keeps it for as long as it takes to look at everything that an
+engine holds, a tenth of a second and more, and the objects of a delta bring one about at every second stage. Both settings belong to
+the whole process, so who asks is counted for the whole process, and the last one to leave puts back what was found. Where somebody else
+changed it meanwhile, theirs stays.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +19,9 @@ TURN_S = 1e-4
 _counting = threading.Lock()
 _inside = 0
 _found_s = 0.0
+_uncollected = 0
+_collected = False
+"""Before."""
 
 
 @contextmanager
@@ -26,6 +32,24 @@ def short_turns() -> Iterator[None]:
         yield
     finally:
         _leave()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No collection begins by itself. For blocks that let go of nearly all that they make, and make no circles."""
+    global _uncollected, _collected
+    with _counting:
+        _uncollected += 1
+        if _uncollected == 1:
+            _collected = gc.isenabled()
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _counting:
+            _uncollected -= 1
+            if _uncollected == 0 and _collected:
+                gc.enable()
 
 
 def _enter() -> None:
