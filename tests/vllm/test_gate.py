@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from types import SimpleNamespace
@@ -19,6 +19,8 @@ from syncline.errors import EngineUnavailable
 from syncline.logs import logger
 from syncline.versions import Policy
 from syncline_agent.arm.stepgate import Patience
+from syncline_agent.engine import Applied, Crossing
+from syncline_agent.lane.reading import TokenSpan, token_spans
 from syncline_agent.vllm.caching import MANY, CacheNames
 from syncline_agent.vllm.gate import CoreGate, Terms
 from syncline_agent.vllm.settings import KvPolicy
@@ -60,6 +62,13 @@ class Request:
             self.block_hashes.append((self.cache_salt if low == 0 else None, *self.prompt[low : low + BLOCK]))
 
 
+@dataclass(frozen=True)
+class HungUp:
+    """The frontend wants no more of these requests."""
+
+    names: Collection[str]
+
+
 class Scheduler:
     """Runs everything that it has, a token a step, unless paused."""
 
@@ -81,9 +90,9 @@ class Scheduler:
     def get_num_unfinished_requests(self) -> int:
         return len(self.runs())
 
-    def finish_requests(self, names: None, status: Status) -> list[Any]:
-        ended = list(self.requests.values())
-        self.requests.clear()
+    def finish_requests(self, names: Collection[str] | None, status: Status) -> list[Any]:
+        ended = [request for name, request in self.requests.items() if names is None or name in names]
+        self.requests = {name: request for name, request in self.requests.items() if request not in ended}
         for request in ended:
             request.status = status
         return list(map(self.hands_out, ended))
@@ -127,6 +136,7 @@ class Core:
     def _run(self) -> None:
         gate = self.gate
         assert gate is not None
+        gate.hear_of_ends()
         while not self.stopping:
             while not (self.scheduler.runs() or self.batch_queue or gate.wanted) and not self.stopping:
                 self._take(self.input_queue.get())
@@ -139,6 +149,8 @@ class Core:
 
     def _take(self, item: Any) -> None:
         assert self.gate is not None
+        if isinstance(item, HungUp):
+            self.scheduler.finish_requests(item.names, Status.ABORTED)
         if isinstance(item, Request) and self.gate.admit(item):
             self.scheduler.requests[item.request_id] = item
 
@@ -180,6 +192,10 @@ class Core:
             for output in outputs.outputs:
                 self.heard.setdefault(output.request_id, []).append(output.finish_reason)
         return len(heard), str(heard[-1])
+
+
+def version(number: int) -> Applied:
+    return Applied("run", "main", number, f"d{number}", True)
 
 
 Make = Callable[..., tuple[Core, CoreGate]]
@@ -224,10 +240,10 @@ def make() -> Iterator[Make]:
         core.gate.fail("the test is over")  # whatever it left under way
 
 
-def write(gate: CoreGate, version: int, policy: Policy = Policy.KEEP) -> None:
+def write(gate: CoreGate, number: int, policy: Policy = Policy.KEEP) -> None:
     gate.hold(policy)
     gate.write()
-    gate.resume(version)
+    gate.resume(number)
 
 
 def test_an_idle_core_is_woken_and_a_busy_one_ends_what_is_in_flight(make: Make) -> None:
@@ -454,6 +470,40 @@ def test_requests_that_ended_since_the_last_write_are_named_as_their_clients_kno
     assert (400, "length") == core.told("b-78")
     assert {} == gate.hold(Policy.KEEP)
     assert ("B",) == gate.ended()
+    gate.release()
+
+
+@pytest.mark.parametrize("hands_out", [lambda request: request, lambda r: (r.request_id, r.client_index)])
+def test_a_request_that_the_frontend_ended_is_told_as_ended_and_not_as_one_that_never_began(
+    make: Make, hands_out: Callable[[Request], Any]
+) -> None:
+    core, gate = make(hands_out=hands_out)
+    core.ask("a-77", 10**6, external_req_id="A")
+    while core.output_queue.empty():
+        core.pace.wait(0.001)
+    core.input_queue.put(HungUp(["a-77"]))
+    while "a-77" in core.scheduler.requests:
+        core.pace.wait(0.001)
+    spans = gate.hold(Policy.KEEP)
+    ended = gate.ended()
+    gate.release()
+    assert ({}, ("A",)) == (spans, ended)
+    crossing = Crossing(version(1), version(2), spans, ended)
+    assert [TokenSpan(0, 3, 1)] == token_spans("A", 3, 1, [crossing])
+
+
+def test_the_choices_of_a_request_are_counted_each_by_its_own_name(make: Make) -> None:
+    core, gate = make()
+    core.ask("0_A-12345678", 1, external_req_id="A")
+    assert (1, "length") == core.told("0_A-12345678")
+    core.ask("1_A-12345678", 10**6, external_req_id="A")
+    core.ask("12_B", 10**6, external_req_id="B")  # without what vLLM puts behind
+    core.ask("3_C-12345678", 10**6, external_req_id="3_C")  # the client's own number
+    core.ask("3_3_C-12345678", 10**6, external_req_id="3_C")
+    while {r.status for r in core.scheduler.requests.values()} != {Status.RUNNING} or len(core.scheduler.requests) < 4:
+        core.pace.wait(0.001)
+    assert {"1_A", "12_B", "3_C", "3_3_C"} == set(gate.hold(Policy.KEEP))
+    assert ("0_A",) == gate.ended()
     gate.release()
 
 

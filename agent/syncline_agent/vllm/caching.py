@@ -14,6 +14,8 @@ from syncline_agent.vllm.settings import KvPolicy
 
 MANY = 8192
 """Requests that may be on their way to the scheduler at once."""
+_BEHIND = 9
+"""Characters that vLLM puts behind a client's id."""
 CATCH_UP = 4
 """Waiting requests that are named anew before a step: to hash a long prompt takes about a millisecond."""
 
@@ -25,7 +27,7 @@ class _Named:
     salt: str | None
     """The user's own."""
     outside: str
-    """The request's id as its client knows it."""
+    """The request's id as its client knows it; of one of several choices, with the choice's number before it."""
     writes: int
     """How many writes had been when it was named."""
     skips: bool = False
@@ -49,7 +51,7 @@ class CacheNames:
 
     def begin(self, request: Any) -> _Named:
         """Name a request that comes in, before vLLM hashes its prompt. From the thread that takes requests in."""
-        named = _Named(request.cache_salt, request.external_req_id or request.request_id, self._writes)
+        named = _Named(request.cache_salt, _outside(request), self._writes)
         self._outside[request.request_id] = named.outside
         if self._kv is KvPolicy.SALT:
             request.cache_salt = self._salted(named.salt, named.writes)
@@ -103,3 +105,14 @@ class CacheNames:
         request.block_hashes.clear()
         request.update_block_hashes()
         named.writes = self._writes
+
+
+def _outside(request: Any) -> str:
+    """vLLM puts `-` and eight characters of its own behind a client's id, and of `n` choices makes `n` requests, which have the
+    client's id in common and `<number>_` before their own."""
+    name, outside = request.request_id, request.external_req_id
+    if outside is None:
+        return name
+    number, _, rest = name.partition("_")
+    own = outside in (name, name[:-_BEHIND])
+    return f"{number}_{outside}" if number.isdecimal() and outside in (rest, rest[:-_BEHIND]) and not own else outside

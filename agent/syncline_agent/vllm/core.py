@@ -66,6 +66,7 @@ class CoreSide:
                 return let_out(outputs), executed
 
             self._core.step_fn = guarded
+            self.gate.hear_of_ends()
             if self._rank is not None and self._rank.live is not None and self._rank.live.version is not None:
                 self.gate.stamp(self._rank.live.version)
         if self._arm is not None:

@@ -211,6 +211,20 @@ class CoreGate:
 
     # --- the loop's thread -----------------------------------------------------------------------------------------
 
+    def hear_of_ends(self) -> None:
+        """Before the loop begins: be told of requests that end otherwise than by a step's outputs. The frontend ends those whose
+        clients hung up, and those whose text came to a stop string: of them no output says that they are over."""
+        scheduler = self._core.scheduler
+        finish = scheduler.finish_requests
+
+        def heard(*arguments: Any, **named: Any) -> Any:
+            finished = finish(*arguments, **named)
+            for ended in finished:
+                self._gate.note_end(self.names.forget(_told_of(ended)[0]))
+            return finished
+
+        scheduler.finish_requests = heard
+
     @property
     def wanted(self) -> bool:
         """The loop must come by, whether it has work or not."""
