@@ -1,7 +1,7 @@
 """Which parts of vLLM the arm leans on: none of them is its public interface, so each is looked for before anything is
 changed.
 
-Found alike in vLLM 0.20, 0.30, 0.31 and 0.32. A release that lacks one is refused by the name of what it lacks; numbers of
+Found alike in vLLM 0.20.2, 0.25 and 0.29 to 0.32. A release that lacks one is refused by the name of what it lacks; numbers of
 releases are not compared.
 """
 
