@@ -149,6 +149,7 @@ def follow(case: Case, told: argparse.Namespace) -> dict[str, list[Facts]]:
         drawn[str(version)] = draw(case)
     done.append(commit(case, back(newest - 1)))
     drawn[f"{newest - 1} again"] = draw(case)
+    case.facts["again_as_before"] = drawn[f"{newest - 1} again"] == drawn[str(newest - 1)]
     done.append(commit(case, back(newest)))
     node.target()
     for _ in range(told.more_commits):
@@ -184,5 +185,6 @@ def nap(case: Case) -> dict[str, list[Facts]]:
     facts["healed_seconds"] = monotonic() - began
     facts["healed_digest_equal"] = node.verify()["digest"] == node.digests[3]
     drawn["3 again"] = draw(case)
+    facts["again_as_before"] = drawn["3 again"] == drawn["3"]
     facts["reloads"] = len(engine.found(r"(Loading weights took|Reloading weights)")) - 1
     return drawn

@@ -34,6 +34,8 @@ def _case(name: str, case: Facts) -> Iterator[str]:
     if "streams_ended" in case:
         yield f"  streamed requests ended: {case['streams_ended']}"
     yield from _sleep(case)
+    if "again_as_before" in case:
+        yield f"  a version that was gone back to draws as before, bit for bit: {case['again_as_before']}"
     if "reloads" in case:
         yield f"  reloads of weights: {case['reloads']}"
     for version, equal in case.get("equal_to_fresh", {}).items():

@@ -59,6 +59,7 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
                 "commits": [commit, {**commit, "apply_path": "undo", "stage_seconds": None, "digest_equal": False}],
                 "equal_to_fresh": {"3": {"tokens": [True, True, False]}},
                 "reloads": 0,
+                "again_as_before": True,
             },
             "fp8": {
                 "weights_bytes": 1.0,
@@ -72,6 +73,7 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
     assert "1 by undo, 0 with the digest of live memory equal" in told
     assert "at most 70 MB of device memory beside the weights for 1,234 changes" in told
     assert "version 3: as a vLLM started on it draws: tokens 2 of 3" in told
+    assert "gone back to draws as before, bit for bit: True" in told
     assert "refused: layout refused: why" in told
     assert "failed: ValueError: gone" in told
     assert "compare_failed: OSError: full" in told

@@ -69,7 +69,7 @@ def check_hooks(hooks: Sequence[Hook] = HOOKS) -> None:
         cause = next((f" ({why})" for _, why in lacking if why), "")
         raise LayoutRefused(
             f"this vLLM has no {', '.join(missing[:3])}{' …' if missing[3:] else ''}, which the arm needs{cause}; take"
-            " vLLM 0.20 or 0.30 to 0.32, or let the agent use the engine's reload route"
+            " vLLM 0.20.2 to 0.32, or let the agent use the engine's reload route"
         )
 
 
