@@ -27,6 +27,7 @@ from syncline.checkpoint.download import STREAMS
 from syncline.checkpoint.locks import exclusive
 from syncline.checkpoint.marker import OwnFiles
 from syncline.delta import Delta
+from syncline.delta.warming import compile_for
 from syncline.errors import CheckpointBusy, DigestMismatch, LineageChanged, SynclineError
 from syncline.versions import Link
 from syncline.wire.records import ChunkRef, RunRecord
@@ -118,8 +119,11 @@ class NodeCheckpoint:
             self.check_lineage(chain)
             self._examination.rewriting()
             self._trying.info("joining", run=chain.run.run, version=version)
-            self._materialized(chain, version, self.path, vetoed, starts_from)
+            made = self._materialized(chain, version, self.path, vetoed, starts_from)
             self._examination.written()
+        if self._executor is not None:
+            # While an engine loads. At the first advance it would keep the interpreter from commits, and requests wait for those.
+            self._executor.submit(compile_for, {spec.dtype for spec in made.table.tensors})
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
