@@ -55,6 +55,20 @@ class Processes:
         self._running[module] = process
         return Memory(process.pid)
 
+    def run(
+        self, module: str, arguments: Sequence[str], *, timeout_s: float, environ: dict[str, str] | None = None
+    ) -> str:
+        """One that ends by itself. How it ended, in words."""
+        self.start(module, arguments, environ=environ).stop()
+        process = self._running.pop(module)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"cut off after {timeout_s:.0f} s"
+        return "done" if code == 0 else f"ended with {code}:\n{self._tails()}"
+
     def wait(self, ready: Callable[[], Any], *, what: str, timeout_s: float, every_s: float = 0.01) -> Any:
         """The first true answer of `ready`. Exits with the logs' ends when it does not come or a process has ended."""
         deadline = monotonic() + timeout_s
