@@ -177,6 +177,7 @@ def test_a_sleep_waits_for_who_reads_and_nothing_that_was_staged_is_written_in_i
 ) -> None:
     worker.live.stage(ask())
     worker.live.ready(2)
+    worker.slow.begun.clear()
     worker.slow.go_on.clear()
     staging = threading.Thread(target=worker.live.stage, args=(ask(),))
     staging.start()
