@@ -55,7 +55,16 @@ def test_an_answer_without_tokens_has_no_spans() -> None:
         [commit(1, 2, r=10)],
         [commit(1, 2, r=4), commit(2, 3, r=3)],
         [commit(1, 2, r=4), LOST],
+        [commit(1, 2, ["r"], r=4)],
     ],
 )
 def test_what_nobody_counted_is_not_guessed(crossed: Sequence[Crossing]) -> None:
     assert token_spans("r", 9, 1, crossed) is None
+
+
+def test_where_nobody_knew_what_was_applied_only_what_begins_after_a_commit_is_told() -> None:
+    assert [TokenSpan(0, 9, 2)] == token_spans("r", 9, None, [commit(1, 2)])
+    assert [TokenSpan(0, 9, 2)] == token_spans("r", 9, None, [commit(1, 2, r=0)])
+    assert [] == token_spans("r", 0, None, [])
+    for crossed in ([], [commit(1, 2, r=4)], [commit(1, 2, ["r"])]):
+        assert token_spans("r", 9, None, crossed) is None

@@ -149,11 +149,21 @@ class Answerer:
         self._fail(self._gate_of(self._gate), trouble or why or "the agent went away between a write and its proof")
 
     @property
+    def half_way(self) -> bool:
+        """A write of an agent has begun, and not come to its end."""
+        return self._writing or self._withheld or self._unconfirmed is not None
+
+    @property
     def recovers(self) -> bool:
         """Alone with all weights, which have proven themselves: a gate that failed need not wait for an agent to say so,
         unless one is changing them."""
-        idle = not self._writing and not self._withheld and self._unconfirmed is None
-        return idle and self._alone and self._failed is not None and self._live is not None and self._live.in_service
+        return (
+            not self.half_way
+            and self._alone
+            and self._failed is not None
+            and self._live is not None
+            and self._live.in_service
+        )
 
     def recover(self) -> None:
         """Be in service again, if that is so. In turn with the calls."""

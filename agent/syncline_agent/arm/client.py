@@ -29,6 +29,8 @@ from syncline_agent.arm.messages import Call, Hold, Ready, Sweep
 TOKEN_FILE = "arm.token"
 HANDSHAKE_TIMEOUT_S = 5.0
 SETTLE_S = 1.0
+SETTLINGS = 60
+"""How often that is waited for what was left half-way: as long as an agent waits for the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,9 @@ class ArmClient:
                 channel.close()
                 self._answerer.release()
                 settled = self._calls.submit(self._in_turn, self._answerer.settle)
-                wait([settled], SETTLE_S)  # so that the next hello says how it ended
+                for _ in range(SETTLINGS):  # so that the next hello says how it ended, and not what was before
+                    if wait([settled], SETTLE_S).done or not self._answerer.half_way:
+                        break
             self._stopping.wait(self._backoff.seconds(0, self._random.random()))
 
     def _connect(self) -> Channel:

@@ -24,8 +24,10 @@ _A = TypeVar("_A", bound=Answer)
 class Arm:
     """One arm that said hello: a rank, a gate, or both."""
 
-    def __init__(self, channel: Channel, hello: Hello) -> None:
+    def __init__(self, channel: Channel, hello: Hello, *, closing: Callable[[Arm], None] = lambda _: None) -> None:
+        """`closing` is called when nothing more will be heard of it, before the other end can know that it is left alone."""
         self.hello = hello
+        self._closing = closing
         self.bands = named_bands(hello.holds)
         """What it holds; None is the view whole."""
         self.state: State = hello.state
@@ -111,6 +113,7 @@ class Arm:
         with self._lock:
             self._gone = self._gone or reason
             waiting, self._waiting = self._waiting, {}
+        self._closing(self)
         self._channel.close()
         for answer in waiting.values():
             if not answer.done():

@@ -19,6 +19,7 @@ from syncline_agent.arm.connected import Arm, ask_all, fail
 from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied
 from syncline_agent.arm.tables import Tables
+from syncline_agent.arm.telling import Telling
 from syncline_agent.engine import Applied, StageRequest
 
 LOOK_S = 1.0
@@ -152,14 +153,17 @@ class Prover:
         island: Island,
         calling: threading.Lock,
         tables: Tables,
+        telling: Telling,
         *,
         timeout_s: float,
         log: FilteringBoundLogger,
     ) -> None:
-        """`calling` is held by whoever calls the island; `tables` tells which tensors a version has, where it can."""
+        """`calling` is held by whoever calls the island; `tables` tells which tensors a version has, where it can;
+        `telling` hears what is found to be served."""
         self._island = island
         self._calling = calling
         self._tables = tables
+        self._telling = telling
         self._timeout_s = timeout_s
         self._log = log
 
@@ -193,6 +197,9 @@ class Prover:
                 take_out(members, self._timeout_s)
             except SynclineError as error:
                 self._log.warning("gate did not follow yet", pod=members.gate.hello.pod, reason=str(error))
+            held = held_by(members)
+            if held is not None and held.proven:
+                self._telling.found(members.gate, held)
             self._island.settle(members)
 
     def _look(self, members: Members) -> None:
@@ -207,6 +214,7 @@ class Prover:
             held = checked(members)
             members.checked = True
             if held is not None and (needed or not held.proven):
+                self._telling.found(members.gate, held)
                 prove(members, held, self._timeout_s)
                 self._log.info("island proven", pod=members.gate.hello.pod, version=held.version)
         except DigestMismatch as error:

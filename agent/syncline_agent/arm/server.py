@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +30,7 @@ from syncline_agent.arm.island import Island, Members
 from syncline_agent.arm.parts import applied, stage_message
 from syncline_agent.arm.proving import Prover, check_staged, checked, error_of, held_by, prove, refusal_of
 from syncline_agent.arm.tables import Tables, nowhere
+from syncline_agent.arm.telling import Telling
 from syncline_agent.engine import Applied, CommitResult, EngineDescription, StageRequest, StageResult, Witness, nobody
 
 SOCKET_MODE = 0o660
@@ -59,19 +61,21 @@ class ArmServer:
         what stands in `token_file`: by default `arm.token` beside the socket, made with a random token if it is not
         there. `allowed_uids` defaults to this process's own user and root. `tables` tells which
         tensors a version has, where it can: who cannot hold them is named when it comes, and not when something is staged.
-        `witness` is told of every commit."""
+        `witness` is told of every commit, and of an engine that goes and comes."""
         self._path = socket_path
         self._pool = pool
         self._token = token
         self._token_file = token_file or socket_path.parent / TOKEN_FILE
         self._uids = frozenset(allowed_uids if allowed_uids is not None else (os.geteuid(), 0))
         self._timeouts = timeouts
-        self._witness = witness
+        self._telling = Telling(witness)
         self._log = log or logger("arm")
         self._island = Island()
         self._calling = threading.Lock()
         """Held by whoever calls the ranks, for as long as what they hold must not change under somebody else's call."""
-        self._prover = Prover(self._island, self._calling, tables, timeout_s=timeouts.ready_s, log=self._log)
+        self._prover = Prover(
+            self._island, self._calling, tables, self._telling, timeout_s=timeouts.ready_s, log=self._log
+        )
         self._places = threading.BoundedSemaphore(GREETED_AT_ONCE)
         """For those who have not said hello yet."""
         self._listening: socket.socket | None = None
@@ -190,13 +194,15 @@ class ArmServer:
                 self._island.note()  # so that the gate is told
                 raise
             if proven is not None:
+                self._telling.found(members.gate, proven)
                 return prove(members, proven, self._timeouts.ready_s)
         return replace(held.pop(), proven=False)
 
     def _switch(self, target: int, policy: Policy, *, undo: bool) -> CommitResult:
         with self._calling:
             members = self._island.settled()
-            commit = Commit(members, target, undo=undo, timeouts=self._timeouts, witness=self._witness, log=self._log)
+            witness = partial(self._telling.commit, members.gate)
+            commit = Commit(members, target, undo=undo, timeouts=self._timeouts, witness=witness, log=self._log)
             return commit.run(policy)
 
     def _discard(self, members: Members) -> None:
@@ -262,7 +268,7 @@ class ArmServer:
             raise ProtocolViolation(
                 f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}; start one of them with the other's --pool"
             )
-        arm = Arm(channel, hello)
+        arm = Arm(channel, hello, closing=self._telling.left)
         self._island.join(arm, lambda: channel.send(messages.Welcome(protocol=messages.PROTOCOL)))
         return arm
 

@@ -20,9 +20,12 @@ class TokenSpan:
     version: int
 
 
-def token_spans(request_id: str, tokens: int, applied: int, crossed: Iterable[Crossing]) -> Sequence[TokenSpan] | None:
-    """Spans of an answer of `tokens` tokens to a request that was sent while version `applied` was served; `crossed` are
-    the commits between that and the answer's arrival, in order. Empty for no tokens; None where nobody can tell."""
+def token_spans(
+    request_id: str, tokens: int, applied: int | None, crossed: Iterable[Crossing]
+) -> Sequence[TokenSpan] | None:
+    """Spans of an answer of `tokens` tokens to a request that was sent while version `applied` was served, None where nobody
+    knew; `crossed` are the commits between that and the answer's arrival, in order. Empty for no tokens; None where nobody
+    can tell."""
     spans: list[TokenSpan] = []
     begun = False
     first, version = 0, applied
@@ -30,6 +33,8 @@ def token_spans(request_id: str, tokens: int, applied: int, crossed: Iterable[Cr
         if crossing.after is None or crossing.spans is None:
             return None
         so_far = crossing.spans.get(request_id)
+        if so_far is not None and request_id in (crossing.ended or ()):
+            return None  # two requests of one id
         if so_far is None:
             if crossing.ended is None:
                 return None
@@ -43,8 +48,12 @@ def token_spans(request_id: str, tokens: int, applied: int, crossed: Iterable[Cr
         if so_far > tokens or so_far < first:
             return None
         if so_far > first:
+            if version is None:
+                return None
             spans.append(TokenSpan(first, so_far, version))
         first, version = so_far, crossing.after.version
     if tokens > first:
+        if version is None:
+            return None
         spans.append(TokenSpan(first, tokens, version))
     return spans

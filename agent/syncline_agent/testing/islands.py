@@ -28,7 +28,7 @@ from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.server import ArmServer
 
 QUICK = Backoff(0.01, 0.05)
-TIMES = ArmTimeouts(stage_s=10, ready_s=5, scatter_s=5, other_s=5)
+TIMES = ArmTimeouts(stage_s=60, ready_s=5, scatter_s=5, other_s=5)
 WAIT_S = 10.0
 HELLO = messages.Hello(
     protocol=messages.PROTOCOL,
