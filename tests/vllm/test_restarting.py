@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def test_an_engine_with_an_adapter_follows_dies_and_follows_on_in_the_slices_of_
         SYNCLINE_KILL_AT="apply.scattering#2",
         VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
     )
-    drawn = {}
+    drawn: dict[int, dict[str, list[list[int]]]] = {}
+    fleet.wait_serving(1)
+    assert re.search("arm joined .*gate=True .*rank=0", (fleet.folder / "agent.log").read_text())
     for version in (1, 2):
         fleet.wait_serving(version)
         drawn[version] = {model: fleet.drawn(model) for model in ("m", "adapter")}
