@@ -104,7 +104,7 @@ def decode_alike(
     """Begin to decode frames of codecs that decode alike, with `lanes` each, against the batch."""
     codec = members[0].codec
     assert isinstance(codec, ContextCodec)
-    device = batch.anchor.device
+    device = batch.device
     frames = [member.frame for member in members]
     sizes = np.fromiter((len(frame.payload) for frame in frames), np.int64, len(frames))
     changed = np.fromiter((frame.changed for frame in frames), np.int32, len(frames))

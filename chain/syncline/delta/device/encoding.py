@@ -1,4 +1,5 @@
-"""From old and new weights in device memory to chunks: only encoded bytes leave the device.
+"""From old and new weights to chunks: new ones in device memory, which only encoded bytes leave; old ones there too, or in pinned host
+memory, where kernels read them across the bus while they code.
 
 Tensors are held (not copied) until a group of them is worth a launch. Tables come from a sample of each kind's frames, so that the
 weights are read once; what the tables did not foresee is an escape. Frames that the sample was unlike are coded again under tables of
@@ -34,6 +35,7 @@ from syncline.kernels.gpu.batch import DeviceTable, FrameBatch, Walk, unit_view,
 from syncline.kernels.gpu.compact import compact, payload_offsets
 from syncline.kernels.gpu.counts import DeviceCounts, count
 from syncline.kernels.gpu.encode import CODED, EncodeScratch, LaneWords, encode
+from syncline.kernels.gpu.host import reached_from
 from syncline.wire import dtypes
 from syncline.wire.chunk import EncodedFrame
 from syncline.wire.limits import CHUNK_TARGET_BYTES
@@ -122,7 +124,8 @@ class DeviceEncoder:
         self._held: list[_Held] = []
 
     def add(self, tensor: int, old: Tensor, new: Tensor) -> int:
-        """Hold two contiguous tensors of the table's dtype; both must stand unchanged until `finish`.
+        """Hold two contiguous tensors of the table's dtype; both must stand unchanged until `finish`. The old one may lie in host memory
+        that is pinned.
 
         Returns how many of the changed values are NaN or Inf.
         """
@@ -228,7 +231,7 @@ class DeviceEncoder:
 
     def _count(self, frames: Sequence[_Member]) -> Counts:
         counts = DeviceCounts.none(self._device)
-        old, new = _batches(frames)
+        old, new = self._batches(frames)
         count(old, new, ALPHABETS[frames[0][0].spec.dtype], counts)
         return Counts(counts.units.cpu().numpy(), counts.symbols.cpu().numpy())
 
@@ -242,7 +245,7 @@ class DeviceEncoder:
 
     def _launch(self, job: _Job, part: Sequence[_Member], room: int) -> Iterable[tuple[int, memoryview] | None]:
         """Changes and payload of each frame; None for one that was not coded."""
-        old, new = _batches(part)
+        old, new = self._batches(part)
         out = LaneWords.empty(len(part), job.lanes, room, self._device)
         table = job.codec.table
         on_device = DeviceTable.of(
@@ -256,6 +259,16 @@ class DeviceEncoder:
         payloads = into.cpu().numpy().data
         for (low, high), changed, status in zip(pairwise(ends), out.changed.tolist(), out.status.tolist(), strict=True):
             yield (changed, payloads[low:high]) if status == CODED else None
+
+    def _batches(self, frames: Sequence[_Member]) -> tuple[FrameBatch, FrameBatch]:
+        """The frames in the old and in the new weights."""
+        held = {h.tensor: h for h, _, _ in frames}
+        number = {tensor: place for place, tensor in enumerate(held)}
+        places = [(number[h.tensor], frame) for h, _, frame in frames]
+        return (
+            reached_from(FrameBatch.of([h.old for h in held.values()], places), self._device),
+            FrameBatch.of([h.new for h in held.values()], places),
+        )
 
     def _on_host(self, held: _Held, frame: Frame) -> tuple[Codec, int, bytes] | None:
         before, after = host_frame(held.old, frame), host_frame(held.new, frame)
@@ -295,24 +308,19 @@ def _plain_bytes(frame: Frame, spec: TensorSpec, changed: int) -> int:
     return min(bits // 8, frame.units * spec.unit_bytes)
 
 
-def _batches(frames: Sequence[_Member]) -> tuple[FrameBatch, FrameBatch]:
-    """The frames in the old and in the new weights."""
-    held = {h.tensor: h for h, _, _ in frames}
-    number = {tensor: place for place, tensor in enumerate(held)}
-    places = [(number[h.tensor], frame) for h, _, frame in frames]
-    return (
-        FrameBatch.of([h.old for h in held.values()], places),
-        FrameBatch.of([h.new for h in held.values()], places),
-    )
-
-
 def _changed_to_nonfinite(held: _Held) -> int:
     mask = dtypes.dtype(held.spec.dtype).exponent_mask
     if mask == 0:
         return 0
     signed = mask - (1 << 64) if mask >> 63 else mask
-    found: list[Tensor] = []
-    for at in range(0, held.new.numel(), _NONFINITE_SLICE):
-        new, old = (flat[at : at + _NONFINITE_SLICE] for flat in (held.new, held.old))
-        found.append((((new & signed) == signed) & (new != old)).sum())
-    return int(torch.stack(found).sum()) if found else 0  # the device is waited for once
+    slices = [slice(at, at + _NONFINITE_SLICE) for at in range(0, held.new.numel(), _NONFINITE_SLICE)]
+    if not slices:
+        return 0
+    present = torch.stack([((held.new[own] & signed) == signed).any() for own in slices]).tolist()  # waits once
+    total = 0
+    for own in (
+        own for own, some in zip(slices, present, strict=True) if some
+    ):  # as good as never: the old ones may be far
+        new = held.new[own]
+        total += int((((new & signed) == signed) & (new != held.old[own].to(new.device))).sum())
+    return total

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from syncline.kernels.gpu.batch import PIECE_BYTES, FrameBatch, Walk
 from syncline.kernels.gpu.digest import TensorPlaces
+from syncline.kernels.gpu.host import check_reached
 from syncline.wire.digest import seeds
 from syncline.wire.limits import FRAME_MAX_UNITS
 from syncline.wire.tensors import TensorTable
@@ -48,6 +49,8 @@ class Kind:
 
     anchor: Tensor
     """The first store of this width; places count from its first unit."""
+    device: torch.device
+    """Where kernels run on them."""
     tensors: NDArray[np.int32]
     indices: NDArray[np.int64]
     wide: NDArray[np.int64]
@@ -92,7 +95,7 @@ class Kind:
         a_piece = PIECE_BYTES // columns.dtype.itemsize
         padded = np.zeros((rows, -(-count // a_piece) * a_piece), columns.dtype)
         padded[:, :count] = columns
-        return torch.from_numpy(padded).to(self.anchor.device)[:, :count]
+        return torch.from_numpy(padded).to(self.device)[:, :count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,17 @@ class HeldFrames:
     """By tensor: number of the kind, and of each frame of the grid its row there or none."""
 
     @classmethod
-    def of(cls, table: TensorTable, tiling: Tiling, stores: Sequence[Tensor], frames: Iterable[HeldFrame]) -> Self:
-        """`stores` are flat integer tensors on one device. ValueError where a frame does not fit its store."""
+    def of(
+        cls,
+        table: TensorTable,
+        tiling: Tiling,
+        stores: Sequence[Tensor],
+        frames: Iterable[HeldFrame],
+        *,
+        device: torch.device | None = None,
+    ) -> Self:
+        """`stores` are flat integer tensors on one device, or in pinned host memory that kernels of `device` reach into. ValueError where
+        a frame does not fit its store, or a store cannot be reached."""
         by_size: dict[int, list[HeldFrame]] = {}
         for held in frames:
             by_size.setdefault(stores[held.store].element_size(), []).append(held)
@@ -117,7 +129,7 @@ class HeldFrames:
                     count = table.tensors[held.tensor].grid(tiling).count
                     rows[held.tensor] = len(kinds), np.full(count, _NONE, np.int64)
                 rows[held.tensor][1][held.index] = row
-            kinds.append(_kind(table, stores, members))
+            kinds.append(_kind(table, stores, members, device))
         return cls(kinds, rows)
 
     @classmethod
@@ -138,8 +150,13 @@ def _all_frames(table: TensorTable, tiling: Tiling, tensors: Sequence[tuple[int,
             yield HeldFrame(tensor, index, frame, store, frame)
 
 
-def _kind(table: TensorTable, stores: Sequence[Tensor], frames: Sequence[HeldFrame]) -> Kind:
+def _kind(
+    table: TensorTable, stores: Sequence[Tensor], frames: Sequence[HeldFrame], device: torch.device | None
+) -> Kind:
     used = sorted({held.store for held in frames})
+    if device is not None:
+        for store in used:
+            check_reached(stores[store], device)
     anchor = next((stores[n] for n in used if stores[n].data_ptr() % PIECE_BYTES == 0), stores[used[0]])
     origins = {store: _distance(stores[store], anchor) for store in used}
     seed = {tensor: seeds(table.tensors[tensor].name) for tensor in {held.tensor for held in frames}}
@@ -153,6 +170,7 @@ def _kind(table: TensorTable, stores: Sequence[Tensor], frames: Sequence[HeldFra
     own = np.array([seed[h.tensor] for h in frames], np.int64).T
     return Kind(
         anchor,
+        device or anchor.device,
         np.array([h.tensor for h in frames], np.int32),
         np.array([h.index for h in frames], np.int64),
         np.stack([base, stride, within[0], within[3], own[0], own[1]]),

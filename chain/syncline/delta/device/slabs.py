@@ -44,7 +44,7 @@ class Slab:
     def of(cls, kind: Kind, rows: Rows) -> Self:
         """Copy the live frames."""
         starts = _starts(kind, rows)
-        before = torch.zeros(int(starts[-1]), dtype=kind.anchor.dtype, device=kind.anchor.device)
+        before = torch.zeros(int(starts[-1]), dtype=kind.anchor.dtype, device=kind.device)
         for row, start in zip(rows.tolist(), starts.tolist(), strict=False):
             live = kind.view(row)
             before[start : start + live.numel()].view(live.shape).copy_(live)

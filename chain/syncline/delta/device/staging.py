@@ -33,6 +33,7 @@ from syncline.kernels import frames as host_frames
 from syncline.kernels.gpu import scatter as commit
 from syncline.kernels.gpu.batch import FrameBatch, Staged, unit_view
 from syncline.kernels.gpu.digest import TensorPlaces, change_digest, sweep
+from syncline.kernels.gpu.host import reached_from
 from syncline.wire.digest import MASK64, Digest, seeds, total
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Frame, Tiling
@@ -117,9 +118,7 @@ def stage_held(
         return [
             part
             for kind, layers in zip(held.kinds, work, strict=True)
-            for part in _Staging(table, kind, layers, executor, DeviceTables(kind.anchor.device, beside)).parts(
-                slab_bytes
-            )
+            for part in _Staging(table, kind, layers, executor, DeviceTables(kind.device, beside)).parts(slab_bytes)
         ]
     finally:  # what a refusal lets go of may not be used again while a decoder still writes to it
         for stream in beside:
@@ -142,14 +141,14 @@ def stage_whole_held(
     return parts
 
 
-def digest(spec: TensorSpec, tiling: Tiling, live: Tensor) -> Digest:
-    """Tensor digest of what a contiguous device tensor holds. Waits for the device."""
+def digest(spec: TensorSpec, tiling: Tiling, live: Tensor, device: torch.device | None = None) -> Digest:
+    """Tensor digest of what a contiguous tensor holds, on its device or, pinned in host memory, within reach of `device`. Waits for it."""
     grid = spec.grid(tiling)
     if grid.count == 0:
         return Digest()
     frames = [grid.frame(index) for index in range(grid.count)]
-    batch = FrameBatch.of([live], [(0, frame) for frame in frames])
-    places = TensorPlaces.of([(seeds(spec.name), frame) for frame in frames], batch.anchor.device)
+    batch = reached_from(FrameBatch.of([live], [(0, frame) for frame in frames]), device or live.device)
+    places = TensorPlaces.of([(seeds(spec.name), frame) for frame in frames], batch.device)
     return total(digests_of(sweep(batch, places)))
 
 
@@ -211,10 +210,12 @@ class _Staging:
         lanes: dict[tuple[int, int], int] = {}
         alike: dict[tuple[int, int, int], list[int]] = {}
         for row, member in coded.items():
-            shape = units[row], member.codec.lane_shift  # type: ignore[attr-defined]
+            codec = member.codec
+            assert isinstance(codec, ContextCodec)
+            shape = units[row], codec.lane_shift
             if shape not in lanes:
                 lanes[shape] = lanes_of(*shape)
-            like = self.tables.number(member.codec), lanes[shape], walks[row] if walks else 0
+            like = self.tables.number(codec), lanes[shape], walks[row] if walks else 0
             alike.setdefault(like, []).append(row)
         for (_, each, _), rows in alike.items():
             rows.sort()

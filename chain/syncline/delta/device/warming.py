@@ -69,7 +69,7 @@ def _usual(table: TensorTable, kind: Kind) -> Iterator[tuple[Alphabet, int, Walk
 
 def _decode_nothing(kind: Kind, alphabet: Alphabet, lanes: int, walk: Walk) -> None:
     batch, _ = kind.launch(_least(kind, kind.walks == walk))
-    device = batch.anchor.device
+    device = batch.device
     # The coarsest clock is the usual one: the smallest weights have contexts in which nearly every unit changes.
     table = DeviceTable.of(alphabet, ZONE_BITS_MIN, [1] * CONTEXTS, [[(0, 1 << VALUE_BITS)]], [0] * CONTEXTS, device)
     none = torch.zeros(lanes, dtype=torch.int64, device=device)

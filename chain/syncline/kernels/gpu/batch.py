@@ -122,6 +122,11 @@ class FrameBatch:
     def count(self) -> int:
         return self.bases.numel()
 
+    @property
+    def device(self) -> torch.device:
+        """Where kernels run on it: that of the live memory, or one that reaches into pinned host memory."""
+        return self.bases.device
+
     @classmethod
     def of(cls, tensors: Sequence[Tensor], frames: Sequence[tuple[int, Frame]]) -> Self:
         """Place frames, each with the number of its tensor. Tensors are contiguous, of one unit width, on one device."""

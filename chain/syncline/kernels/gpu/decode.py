@@ -58,7 +58,7 @@ def decode(batch: FrameBatch, coded: CodedFrames, staged: Staged) -> Tensor:
     """
     alphabet, table = coded.alphabet, coded.table
     frames_a_program = LANES_MAX // coded.lanes
-    status = torch.empty(batch.count, dtype=torch.int32, device=batch.anchor.device)
+    status = torch.empty(batch.count, dtype=torch.int32, device=batch.device)
     if batch.count == 0:
         return status
     _decode[(triton.cdiv(batch.count, frames_a_program),)](

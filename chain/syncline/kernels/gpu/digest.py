@@ -68,7 +68,7 @@ class TensorPlaces:
 
 def sweep(batch: FrameBatch, places: TensorPlaces) -> Tensor:
     """int64[frames, 2]: digest of what each frame holds in live memory. Queued on the current stream; scratch: the result."""
-    sums = torch.zeros(batch.count, 2, dtype=torch.int64, device=batch.anchor.device)
+    sums = torch.zeros(batch.count, 2, dtype=torch.int64, device=batch.device)
     size = batch.anchor.element_size()
     words = _words(batch.anchor)
     if batch.count and places.flat and batch.walk == Walk.FLAT:
@@ -86,7 +86,7 @@ def sweep(batch: FrameBatch, places: TensorPlaces) -> Tensor:
 
 def change_digest(batch: FrameBatch, staged: Staged, places: TensorPlaces) -> Tensor:
     """int64[frames, 2]: what writing each frame's changes adds to its tensor's digest."""
-    sums = torch.zeros(batch.count, 2, dtype=torch.int64, device=batch.anchor.device)
+    sums = torch.zeros(batch.count, 2, dtype=torch.int64, device=batch.device)
     if batch.count:
         _changes[(batch.count, _split(staged.positions.numel(), batch.count))](
             staged.firsts, staged.changed, staged.positions, _words(staged.old), _words(staged.new),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from syncline.kernels.gpu.batch import FrameBatch
 
@@ -18,8 +19,12 @@ def reached_from(batch: FrameBatch, device: torch.device) -> FrameBatch:
 
     All of the batch's tensors must be pinned, and stay so while a kernel reads them; the first one is looked at.
     """
-    anchor = batch.anchor
-    if device.type != anchor.device.type and not anchor.is_pinned():
-        raise ValueError(f"{anchor.numel()} units on {anchor.device} cannot be reached from {device}: pin that memory")
+    check_reached(batch.anchor, device)
     places = {name: getattr(batch, name).to(device) for name in ("bases", "lengths", "strides", "units")}
     return replace(batch, **places)
+
+
+def check_reached(units: Tensor, device: torch.device) -> None:
+    """ValueError where kernels of `device` cannot read memory of another kind, because it is not pinned."""
+    if device.type != units.device.type and not units.is_pinned():
+        raise ValueError(f"{units.numel()} units on {units.device} cannot be reached from {device}: pin that memory")

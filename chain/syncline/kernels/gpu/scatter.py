@@ -43,7 +43,7 @@ def count_missing(batch: FrameBatch, staged: Staged) -> Tensor:
 
 def missing(batch: FrameBatch, staged: Staged, units: Tensor) -> Tensor:
     """int32[frames]: slots of each frame whose place does not hold its unit of `units` (new or old), those outside the frame among them."""
-    found = torch.zeros(batch.count, dtype=torch.int32, device=batch.anchor.device)
+    found = torch.zeros(batch.count, dtype=torch.int32, device=batch.device)
     if batch.count:
         share = programs_a_frame(staged.positions.numel(), batch.count, _READ_BLOCK)
         _missing[(batch.count * share,)](
@@ -60,7 +60,7 @@ def _write(batch: FrameBatch, staged: Staged, units: Tensor) -> None:
         return
     share = programs_a_frame(staged.positions.numel(), batch.count, _BLOCK)
     blocks = batch.count * share
-    device = batch.anchor.device
+    device = batch.device
     _scatter[(min(blocks, _multiprocessors(device)),)](
         batch.anchor, batch.bases, batch.lengths, batch.strides, batch.units, share, blocks,
         torch.zeros(1, dtype=torch.int32, device=device),
