@@ -166,7 +166,7 @@ class MemoryBase:
                 reader, manifest.version, folder / "checkpoint", executor=self._executor, vetoed=()
             )
             self.table = checkpoint.table
-            self._units = [self._kept(checkpoint.units(s.name)) for s in self.table.tensors]
+            self._units = [self._kept(i, checkpoint.units(s.name)) for i, s in enumerate(self.table.tensors)]
             self._files = {
                 n: p.read_bytes() for n, p in beside_weights(folder / "checkpoint").items() if isinstance(p, Path)
             }
@@ -187,13 +187,13 @@ class MemoryBase:
 
     # --- where the arrays are: a base on a device has its own
 
-    def _kept(self, units: NDArray[Any]) -> Any:
-        """A copy of host units."""
+    def _kept(self, tensor: int, units: NDArray[Any]) -> Any:
+        """A copy of a tensor's units on the host."""
         return np.array(units, copy=True)
 
     def _copied(self, source: WeightSource, tensor: int) -> Any:
         """A copy of a tensor of a source."""
-        return self._kept(source.units(tensor))
+        return self._kept(tensor, source.units(tensor))
 
     def _change(self, delta: Delta, tiling: Tiling) -> None:
         for tensor in delta.tensors:

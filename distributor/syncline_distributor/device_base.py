@@ -48,7 +48,7 @@ class DeviceBase(MemoryBase):
     def step(self, step: Step) -> StepEncoder:
         return DeviceStep(self, step)
 
-    def _kept(self, units: NDArray[Any]) -> Tensor:
+    def _kept(self, tensor: int, units: NDArray[Any]) -> Tensor:
         return to_device(np.array(units, copy=True), self.device)
 
     def _copied(self, source: WeightSource, tensor: int) -> Tensor:
@@ -64,7 +64,7 @@ class DeviceBase(MemoryBase):
     def digest(self, spec: TensorSpec, flat: Tensor) -> Digest:
         """Tensor digest of units on the device. Waits for it."""
         with current(self.device):
-            return digest(spec, self._tiling, flat)
+            return digest(spec, self._tiling, flat, self.device)
 
     _tiling = Tiling()  # a digest does not depend on how its tensor is cut
 
@@ -96,9 +96,15 @@ class DeviceStep:
 
 def on_device(source: WeightSource, tensor: int, device: torch.device) -> Tensor:
     """A tensor's flat units on the device: the trainer's own memory where it lies there, else a copy."""
-    if isinstance(source, MappingWeights):
-        own = source.leaves[source.table.tensors[tensor].name].tensor
-        if own is not None:
-            plain = own.detach().resolve_conj().resolve_neg().to(device).contiguous()
-            return to_device(plain, device)
+    own = own_tensor(source, tensor)
+    if own is not None:
+        return to_device(own.to(device).contiguous(), device)
     return to_device(np.array(source.units(tensor), copy=True), device)
+
+
+def own_tensor(source: WeightSource, tensor: int) -> Tensor | None:
+    """The trainer's own tensor, with the bits that it stands for; None for weights that are none of torch's."""
+    if not isinstance(source, MappingWeights):
+        return None
+    own = source.leaves[source.table.tensors[tensor].name].tensor
+    return None if own is None else own.detach().resolve_conj().resolve_neg()

@@ -26,10 +26,11 @@ from syncline.store.open import open_store
 from syncline.wire.digest import Digest, total
 from syncline.wire.records import ObjectRef, VersionManifest, pack_digests
 from syncline_distributor.accepting import Weights, check_files, check_kind, source_of
-from syncline_distributor.bases import Base, MemoryBase
+from syncline_distributor.bases import Base
 from syncline_distributor.committing import Writer, create_or_read_run, new_nonce
 from syncline_distributor.drafting import Draft, Drafter, Laps, empty_draft, put_table
 from syncline_distributor.measuring import PublishMeasures
+from syncline_distributor.placing import BaseMemory, own_base
 from syncline_distributor.published import Published, repeats
 from syncline_distributor.remarks import Remarks
 from syncline_distributor.settings import PublishSettings
@@ -57,13 +58,14 @@ class Publisher:
         executor: Executor | None = None,
         files: Files | None = None,
         device: str | None = None,
+        base_memory: BaseMemory | None = None,
     ) -> None:
         """`store` may be a url or a folder, as `open_store` takes them.
 
         `files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own.
 
-        With a `device` ("cuda:0") the base is kept there, and steps are compared and encoded there: for a trainer whose weights are
-        on a GPU with room for a second copy. Rejected where no such device can be used.
+        With a `device` ("cuda:0") steps are compared and encoded there: for a trainer whose weights are on a GPU. The base is kept there
+        too, a second copy; with `base_memory` "host" in pinned host memory. Rejected where no such device can be used.
         """
         self._settings = settings or PublishSettings()
         self._clock = clock or SystemClock()
@@ -77,7 +79,7 @@ class Publisher:
         self._uploaders = (
             ThreadPoolExecutor(self._settings.uploads, "syncline-upload") if executor is not None else None
         )
-        self._base: Base = base if base is not None else _own_base(device, executor)
+        self._base: Base = base if base is not None else own_base(device, base_memory, executor)
         self._files: Files = files or {}
         self._writer: Writer | None = None
         self._head: VersionManifest | None = None
@@ -375,19 +377,3 @@ class Publisher:
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
-
-
-def _own_base(device: str | None, executor: Executor | None) -> Base:
-    if device is None:
-        return MemoryBase(executor=executor)
-    try:  # torch and triton are for those who have a device
-        from syncline_distributor.torch_weights import usable_device
-
-        usable = usable_device(device)
-        from syncline_distributor.device_base import DeviceBase
-    except ImportError as error:
-        raise Rejected(
-            f"device {device!r} needs torch and Triton ({error}); install torch's CUDA build, which brings both, "
-            "or leave `device` out and the CPU encodes"
-        ) from error
-    return DeviceBase(usable, executor=executor)

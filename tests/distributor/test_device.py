@@ -29,6 +29,21 @@ def test_what_is_no_cuda_device_is_refused(device: Any, monkeypatch: pytest.Monk
     assert expected == refusal(device)
 
 
+@pytest.mark.parametrize(
+    ("device", "base_memory", "expected"),
+    [
+        ("cuda:0", "pinned", "base_memory is 'device' or 'host', not 'pinned'"),
+        (None, "host", "base_memory 'host' says where the base of a device is kept; name a device, or leave it out"),
+    ],
+)
+def test_a_base_is_kept_in_one_of_two_memories_and_only_beside_a_device(
+    device: Any, base_memory: Any, expected: str
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        Publisher(MemoryStore(SystemClock()), "run", device=device, base_memory=base_memory)
+    assert expected == str(refused.value)
+
+
 def test_a_cuda_device_that_is_not_here_is_refused() -> None:
     message = refusal("cuda:99")
     no_cuda = r"this torch \(\S+\) has no CUDA; install a CUDA build, or leave `device` out and the CPU encodes"
