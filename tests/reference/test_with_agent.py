@@ -162,8 +162,8 @@ def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fl
     fleet.check(engine, 3)
     state, page = fleet.ask_gateway_socket("/v1/state"), fleet.ask_gateway_socket("/v1/commits")
     assert (3, True, page["log"]) == (state["applied"]["version"], state["in_service"], state["log"])
-    switches = [(c["before"]["version"], c["after"]["version"]) for c in page["commits"]]
-    assert [(3, 2), (2, 3)] == switches[-2:]
+    switches = [tuple(at and at["version"] for at in (c["before"], c["after"])) for c in page["commits"]]
+    assert ((None, 1), [(3, 2), (2, 3)]) == (switches[0], switches[-2:])
     assert all({} == c["spans"] and c["ended"] for c in page["commits"][-2:])
 
     engine.kill()
@@ -172,6 +172,9 @@ def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fl
     assert -signal.SIGKILL == doomed.process.wait(60)
     engine = fleet.start_engine(ready=False)
     fleet.check(engine, 4)
+    gone = fleet.ask_gateway_socket(f"/v1/commits?after={page['last']}")["commits"]
+    assert (3, None) == (gone[0]["before"]["version"], gone[0]["after"])  # another engine may come with another version
+    assert 4 == gone[-1]["after"]["version"]
 
     agent.kill()
     agent.wait(10)
