@@ -13,7 +13,7 @@ from syncline import faults
 from syncline.errors import EngineUnavailable, EngineUncertain, SynclineError
 from syncline.testing.engine_routes import Call, Reply
 from syncline.versions import Policy
-from syncline_agent.engine import StageRequest
+from syncline_agent.engine import Crossing, StageRequest
 from syncline_agent.nodecheckpoint import NodeCheckpoint
 from syncline_agent.reload.routes import Routes, RouteTimeouts
 from syncline_agent.reload.vllm import VllmReloading
@@ -239,3 +239,24 @@ def test_a_key_is_read_for_each_call_and_a_wrong_one_is_told(world: Any, tmp_pat
     key.unlink()
     with pytest.raises(EngineUnavailable, match="--engine-key-file"):
         VllmReloading(routes).stamp()
+
+
+def test_an_engine_that_goes_or_serves_what_nobody_loaded_is_told_to_serve_nothing_known(world: Any) -> None:
+    world.follow(1)
+    told = world.told
+    assert [(None, 1)] == [_versions(crossing) for crossing, _ in told]
+    world.engine.describe()
+    assert 1 == len(told)
+    world.start_engine(1)  # by others, without a word
+    world.engine.describe()
+    assert [(1, None)] == [_versions(crossing) for crossing, _ in told[1:]]
+    world.follow(1)
+    assert [(None, 1)] == [_versions(crossing) for crossing, _ in told[2:]]
+    world.server.breaks["/weight_info"] = answers(500)
+    with pytest.raises(EngineUnavailable):
+        world.engine.describe()
+    assert (1, None) == _versions(told[-1][0])
+
+
+def _versions(crossing: Crossing) -> tuple[int | None, int | None]:
+    return crossing.before and crossing.before.version, crossing.after and crossing.after.version

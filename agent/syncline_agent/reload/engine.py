@@ -83,12 +83,15 @@ class ReloadEngine:
         witness: Witness = nobody,
         executor: Executor | None = None,
     ) -> None:
-        """`witness` is told of every load; which tokens came before it nobody counts."""
+        """`witness` is told of every load, and of an engine that is found away, or to serve what nobody here loaded; which tokens
+        came before it nobody counts."""
         self._routes = routes
         self._place = place
         self._clock = clock
         self._log = log
         self._witness = witness
+        self._told: Applied | None = None
+        """What the witness takes to be served."""
         self._executor = executor
         self._file = ServedFile(place.node_dir / "reload.json")
         self._served = self._file.read()
@@ -101,9 +104,15 @@ class ReloadEngine:
     # --- the contract of Engine ------------------------------------------------------------------------------------
 
     def describe(self) -> EngineDescription:
-        stamp = self._routes.stamp()
+        try:
+            stamp = self._routes.stamp()
+        except SynclineError:
+            self._tell(None)
+            raise
         served = self._served
-        if served is not None and served.stamp == stamp and not served.pending:
+        known = served is not None and served.stamp == stamp and not served.pending
+        self._tell(served.applied if served is not None and known else None)
+        if served is not None and known:
             return self._description(served.applied, unprovable=served.unproven)
         if served is not None and served.pending:
             doubt = f"a reload of version {served.version} began and its end was not seen; it is loaded again"
@@ -193,8 +202,7 @@ class ReloadEngine:
         faults.reach("apply.scattered")
         try:
             served = self._seen(served, staged, checkpoint)
-            known = None if before is None or before.pending else before.applied
-            self._witness(Crossing(known, served.applied, None, None))
+            self._tell(served.applied)
             self._routes.resume()
         except SynclineError as error:
             raise EngineUncertain(f"version {request.target} was loaded, and then: {error}") from error
@@ -242,6 +250,11 @@ class ReloadEngine:
         return proof.unproven(checks, made, checkpoint.table)
 
     # --- what is known ---------------------------------------------------------------------------------------------
+
+    def _tell(self, held: Applied | None) -> None:
+        if held != self._told:
+            before, self._told = self._told, held
+            self._witness(Crossing(before, held, None, None))
 
     def _note(self, served: Served) -> None:
         self._file.write(served)
