@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.lane.commits import CommitLog
 
 
-def crossing(version: int, *requests: str) -> Crossing:
+def crossing(version: int, *requests: str, ended: Sequence[str] = ()) -> Crossing:
     return Crossing(
         Applied("run", "main", version - 1, "d0", True),
         Applied("run", "main", version, "d1", True),
         dict.fromkeys(requests, 3),
-        [],
+        ended,
     )
 
 
@@ -25,8 +27,8 @@ def test_commits_are_numbered_and_read_from_any_place_on() -> None:
     assert [(2, 3), (3, 4)] == [(c.seq, c.crossing.after.version) for c in page.commits if c.crossing.after]
 
 
-def test_the_oldest_make_room_by_number_and_by_requests_and_the_newest_stays() -> None:
-    log = CommitLog("a", most_commits=3, most_spans=4)
+def test_the_oldest_make_room_by_number_and_by_what_requests_take_and_the_newest_stays() -> None:
+    log = CommitLog("a", most_commits=3, most_bytes=600)
     for version in range(2, 7):
         log.note(crossing(version))
     assert (3, 5) == (log.since(0).first, log.since(0).last)
@@ -35,6 +37,10 @@ def test_the_oldest_make_room_by_number_and_by_requests_and_the_newest_stays() -
     assert [7] == [c.seq for c in log.since(0).commits]
     log.note(crossing(9, *(f"r{i}" for i in range(9))))
     assert [8] == [c.seq for c in log.since(0).commits]
+    log.note(crossing(10, "r1"))
+    log.note(crossing(11, ended=["e1", "e2"]))
+    log.note(crossing(12, ended=["e" * 200]))
+    assert [10, 11] == [c.seq for c in log.since(0).commits]
 
 
 def test_listeners_are_told_of_each_commit_until_they_leave() -> None:

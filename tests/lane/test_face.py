@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, UnixConnector, web
+from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
 
 from syncline.errors import Rejected
 from syncline.metrics import Metrics
@@ -106,6 +106,16 @@ def test_a_wait_that_brings_nothing_ends_with_an_empty_page(tmp_path: Path, repo
 
     told = ask(tmp_path / "gateway.sock", CommitLog("a1"), report, wait)
     assert {"log": "a1", "first": 1, "last": 0, "commits": []} == told
+
+
+def test_who_has_read_another_log_does_not_wait_for_this_one(tmp_path: Path, report: Reporter) -> None:
+    async def wait(session: ClientSession) -> Any:
+        asked = session.get("/v1/commits", params={"after": "7", "wait": "60"}, timeout=ClientTimeout(total=30))
+        async with asked as answer:
+            return await answer.json()
+
+    told = ask(tmp_path / "gateway.sock", CommitLog("a2"), report, wait)
+    assert {"log": "a2", "first": 1, "last": 0, "commits": []} == told
 
 
 @pytest.mark.parametrize("query", ["after=-1", "after=x", "wait=1.5", "after=" + "9" * 30])

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from syncline_agent.engine import Crossing
 
 MOST_COMMITS = 1024
-MOST_SPANS = 200_000
-"""Request ids in all commits that are kept: some 20 MB."""
+MOST_BYTES = 64 << 20
+"""Of request ids in all commits that are kept."""
+_OF_AN_ID = 128
+"""Bytes beside its characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,14 @@ class Page:
 class CommitLog:
     """Commits in order; written by the arm's thread, read by others."""
 
-    def __init__(self, name: str, *, most_commits: int = MOST_COMMITS, most_spans: int = MOST_SPANS) -> None:
+    def __init__(self, name: str, *, most_commits: int = MOST_COMMITS, most_bytes: int = MOST_BYTES) -> None:
         """`name` must differ from that of every other log of this node; the newest commit is kept whatever its size."""
         self.name = name
         self._most = most_commits
-        self._most_spans = most_spans
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._kept: deque[Noted] = deque()
-        self._spans = 0
+        self._bytes = 0
         self._last = 0
         self._listeners: set[Callable[[], None]] = set()
 
@@ -59,9 +61,9 @@ class CommitLog:
         with self._lock:
             self._last += 1
             self._kept.append(Noted(self._last, crossing))
-            self._spans += len(crossing.spans or ())
-            while len(self._kept) > 1 and (len(self._kept) > self._most or self._spans > self._most_spans):
-                self._spans -= len(self._kept.popleft().crossing.spans or ())
+            self._bytes += _bytes_of(crossing)
+            while len(self._kept) > 1 and (len(self._kept) > self._most or self._bytes > self._most_bytes):
+                self._bytes -= _bytes_of(self._kept.popleft().crossing)
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener()
@@ -87,3 +89,8 @@ class CommitLog:
     def _leave(self, listener: Callable[[], None]) -> None:
         with self._lock:
             self._listeners.discard(listener)
+
+
+def _bytes_of(crossing: Crossing) -> int:
+    """What its ids take, about."""
+    return sum(_OF_AN_ID + len(name) for names in (crossing.spans or (), crossing.ended or ()) for name in names)
