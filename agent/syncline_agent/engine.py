@@ -157,8 +157,9 @@ class Engine(Protocol):
         return."""
         ...
 
-    def undo(self, version: int) -> CommitResult:
-        """Go back to `version`, the one that the last commit came from. LayoutRefused when that commit is not kept
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
+        """Go back to `version`, the one that the last commit came from; requests in flight meet it as they meet a commit.
+        LayoutRefused when that commit is not kept
         any more. The replica is proven again only after a sweep."""
         ...
 

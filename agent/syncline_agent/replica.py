@@ -58,8 +58,8 @@ class EngineSlot:
     def commit(self, target: int, policy: Policy) -> CommitResult:
         return self._there.commit(target, policy)
 
-    def undo(self, version: int) -> CommitResult:
-        return self._there.undo(version)
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
+        return self._there.undo(version, policy)
 
     def discard(self) -> None:
         self._there.discard()

@@ -44,7 +44,7 @@ class Switch:
         done, and the target is to come from a checkpoint."""
         if sync.path is ApplyPath.UNDO:
             try:
-                result = self._engine.undo(sync.target.version)
+                result = self._engine.undo(sync.target.version, policy)
             except LayoutRefused:
                 sync.path = ApplyPath.CHECKPOINT
                 return None

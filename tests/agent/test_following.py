@@ -17,8 +17,10 @@ from syncline.clock import ManualClock
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
+from syncline.versions import Policy
 from syncline.wire.records import HeadRecord, LeaseRecord
 from syncline_agent import status as documented
+from syncline_agent.engine import CommitResult
 from syncline_agent.settings import FollowSettings
 from syncline_agent.status import ApplyPath, Phase
 from syncline_distributor.vetoes import mark_bad, unmark
@@ -176,6 +178,25 @@ def test_pinned_to_an_older_version_and_back_by_undo(world: Any) -> None:
     assert (ApplyPath.UNDO, 3) == (status.apply_path, status.pinned)
     world.aim(replica)
     assert ApplyPath.DELTA == world.follow(replica, 4).apply_path
+
+
+def test_a_way_back_by_undo_keeps_the_policy_of_the_target(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.publish(1)
+    replica = world.replica()
+    world.follow(replica, 1)
+    world.publish()
+    world.follow(replica, 2)
+    met: list[Policy] = []
+    undo = replica.slot.undo
+
+    def note(version: int, policy: Policy = Policy.KEEP) -> CommitResult:
+        met.append(policy)
+        return undo(version, policy)
+
+    monkeypatch.setattr(replica.slot, "undo", note)
+    world.aim(replica, pinned=1, policy=Policy.DRAIN)
+    assert ApplyPath.UNDO == world.follow(replica, 1).apply_path
+    assert [Policy.DRAIN] == met
 
 
 def test_pinned_far_back_is_staged_from_a_second_checkpoint(world: Any) -> None:

@@ -86,6 +86,23 @@ def test_drain_lets_requests_end_on_their_version(tiny: Any, agent: ArmServer, e
     assert 2 == engine.complete()["choices"][0]["weight_version"]["start"]
 
 
+def test_requests_meet_an_undo_as_they_meet_a_commit(tiny: Any, agent: ArmServer, engine_here: Start) -> None:
+    engine = engine_here()
+    assert agent.wait_connected(10)
+    for policy, finish, whole in ((Policy.DRAIN, "length", True), (Policy.ABORT, "abort", False)):
+        agent.stage(tiny.request(1, 2))
+        agent.commit(2, Policy.KEEP)
+        with ThreadPoolExecutor(2) as client:
+            events = engine.stream(max_tokens=400)
+            next(events)
+            rest = client.submit(lambda stream=events: list(stream)[-1]["choices"][0])
+            undo = client.submit(agent.undo, 1, policy)
+            last, done = rest.result(60), undo.result(60)
+        assert agent.sweep().proven
+        assert (finish, whole) == (last["finish_reason"], done.spans == {})
+        assert {2} == {span["version"] for span in last["weight_version"]["spans"]}
+
+
 def test_abort_ends_requests_with_what_they_have(tiny: Any, agent: ArmServer, engine_here: Start) -> None:
     engine = engine_here()
     assert agent.wait_connected(10)

@@ -45,7 +45,7 @@ class Scripted:
         self.calls.append("commit")
         return CommitResult(target, "", 0.0)
 
-    def undo(self, version: int) -> CommitResult:
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
         raise AssertionError("not asked for here")
 
     def discard(self) -> None:

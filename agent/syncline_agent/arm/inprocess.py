@@ -39,7 +39,7 @@ class InProcessEngine:
         faults.reach("apply.ready")
         return self._switch(target)
 
-    def undo(self, version: int) -> CommitResult:
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
         self.live.ready_undo(version)
         return self._switch(version)
 

@@ -169,8 +169,8 @@ class ArmServer:
     def commit(self, target: int, policy: Policy) -> CommitResult:
         return self._switch(target, policy, undo=False)
 
-    def undo(self, version: int) -> CommitResult:
-        return self._switch(version, Policy.KEEP, undo=True)
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
+        return self._switch(version, policy, undo=True)
 
     def discard(self) -> None:
         with self._calling:

@@ -150,7 +150,7 @@ class ReloadEngine:
             _check_holds(checkpoint, staged.request)
             return self._reload(staged, checkpoint, policy)
 
-    def undo(self, version: int) -> CommitResult:
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
         raise LayoutRefused(f"an engine that reloads keeps nothing to undo to; version {version} is loaded whole")
 
     def discard(self) -> None:

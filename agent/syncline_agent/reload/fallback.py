@@ -46,8 +46,8 @@ class ArmOrReload:
     def commit(self, target: int, policy: Policy) -> CommitResult:
         return self._now.commit(target, policy)
 
-    def undo(self, version: int) -> CommitResult:
-        return self._now.undo(version)
+    def undo(self, version: int, policy: Policy = Policy.KEEP) -> CommitResult:
+        return self._now.undo(version, policy)
 
     def discard(self) -> None:
         self._now.discard()
