@@ -157,6 +157,11 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         return self.http.get(f"http://127.0.0.1:{self._port}/status").json()
 
+    def commits(self) -> list[dict[str, Any]]:
+        """The agent's log of them, as a gateway reads it."""
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.node / "gateway.sock"))) as client:
+            return client.get("http://agent/v1/commits").json()["commits"]
+
     def verify(self) -> dict[str, Any]:
         """What a sweep of all live memory finds."""
         return self.http.post(f"http://127.0.0.1:{self._port}/verify", timeout=120).json()

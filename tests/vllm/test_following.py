@@ -73,6 +73,23 @@ def test_requests_go_on_through_commits_and_say_which_version_drew_which_tokens(
 
 
 @pytest.mark.timeout(600)
+def test_the_log_of_commits_names_each_choice_and_those_whose_client_hung_up(serving: Any) -> None:
+    serving.follow(serving.publish_next())
+    names = [f"{choice}_cmpl-several-0" for choice in range(2)]
+    with serving.server.choices(PROMPTS[0], 2, name="several") as seen:
+        while seen.get(0, 0) < SOME or seen.get(1, 0) < SOME:
+            seen.read()
+        serving.follow(serving.publish_next())
+        crossed = serving.commits()[-1]
+        assert all(crossed["spans"][name] >= SOME for name in names)
+        assert not set(names) & set(crossed["ended"])
+    serving.wait(lambda: serving.server.metric("vllm:num_requests_running") == 0 or None, "ended what nobody reads")
+    serving.follow(serving.publish_next())
+    crossed = serving.commits()[-1]
+    assert (set(names), {}) == (set(names) & set(crossed["ended"]), crossed["spans"])
+
+
+@pytest.mark.timeout(600)
 def test_a_commit_that_aborts_ends_what_is_in_flight_and_serves_what_comes(serving: Any) -> None:
     first = serving.publish_next()
     serving.follow(first)

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -113,6 +113,32 @@ class Stream:
             self._changed.notify_all()
 
 
+class Choices(dict[int, int]):
+    """A request of several choices: how many pieces of each were read, from the moment it is entered until it is left."""
+
+    def __init__(self, http: httpx.Client, body: Mapping[str, Any], name: str) -> None:
+        super().__init__()
+        headers = {"X-Request-Id": name}
+        self._answer = http.stream("POST", "/v1/completions", json=body, headers=headers)
+        self._lines: Iterator[str] = iter(())
+
+    def __enter__(self) -> Self:
+        self._lines = self._answer.__enter__().iter_lines()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The client goes away."""
+        self._answer.__exit__(kind, error, trace)
+
+    def read(self) -> None:
+        """One line more."""
+        data = next(self._lines).removeprefix("data: ")
+        for choice in json.loads(data)["choices"] if data else ():
+            self[choice["index"]] = self.get(choice["index"], 0) + 1
+
+
 class VllmServer:
     """One vLLM process on a checkpoint."""
 
@@ -203,6 +229,11 @@ class VllmServer:
     def endless(self, prompt: Sequence[int]) -> Stream:
         """A greedy completion that goes on until weights draw `ENDING`, the engine ends it, or the client leaves."""
         return self.stream(prompt, ENDLESS)
+
+    def choices(self, prompt: Sequence[int], number: int, *, name: str) -> Choices:
+        """Several endless completions of one request, which the client calls `name`."""
+        body = {"model": "m", "prompt": prompt, "n": number, "max_tokens": ENDLESS, "ignore_eos": True, "stream": True}
+        return Choices(self.http, body, name)
 
     def end(self, stream: Stream) -> None:
         """End a request that streams, as whoever runs this vLLM can."""
