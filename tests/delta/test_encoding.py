@@ -198,10 +198,24 @@ def test_small_scales_that_all_move_a_little_go_by_context(make_weights: Any) ->
     assert encoded.delta.statistics.payload_bytes < 1024
 
 
-def test_a_change_that_nothing_predicts_goes_sparse(make_weights: Any) -> None:
+def test_a_change_that_is_alone_does_not_pay_for_a_table(make_weights: Any) -> None:
+    weights = make_weights([64, 64])
+    old = weights.draw()
+    new = old[0].copy()
+    new[1234] ^= 1 << 9
+    assert {"sparse": 1} == weights.encode(old, [new]).delta.statistics.codecs
+
+
+@pytest.mark.parametrize("share", [0.003, 0.01, 0.1])
+def test_changes_that_nothing_predicts_cost_no_more_than_the_cheapest_codec(make_weights: Any, share: float) -> None:
     few = make_weights([64, 64])
     old = few.draw()
-    assert ["sparse"] == list(few.encode(old, few.step(old, 0.01)).delta.statistics.codecs)
+    new = few.step(old, share)
+    chosen, *others = (
+        few.encode(old, new, codec=codec).delta.statistics.payload_bytes
+        for codec in (None, "context", "sparse", "xor-zstd", "xor-lz4")
+    )
+    assert min(others) == chosen
 
 
 def test_a_change_that_the_old_bits_predict_goes_by_context(make_weights: Any) -> None:

@@ -40,6 +40,8 @@ SPECS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "of.I16": ("I16", (1030,)),
     "of.U8": ("U8", (64, 40)),
 }
+BUSY = {"norm.weight": 6, "of.U8": 3}
+"""Times as many moves: tables of coarser zones."""
 EXPONENTS = {"BF16": (7, 118), "F16": (10, 8), "F32": (23, 118)}
 """Bits of the mantissa, and the least exponent."""
 
@@ -64,7 +66,7 @@ class Trainer:
         """A share of every tensor moves to a neighbour, a few units to anywhere."""
         for name, units in self.units.items():
             reach = 40 if name == "norm.weight" else 2
-            moves = self.random.random(units.size) < share
+            moves = self.random.random(units.size) < share * BUSY.get(name, 1)
             moves[0] = True
             by = self.random.integers(1, reach + 1, units.size).astype(units.dtype)
             down = self.random.random(units.size) < 0.5

@@ -1,7 +1,7 @@
 """From counts to a codec table, in integers only: the same counts give the same bytes everywhere.
 
-A width is -log2(1 - p) zones. Contexts share value lists where that costs fewer bits than lists of their own, and tensors share a table
-likewise.
+A width is -log2(1 - p) zones. Contexts share value lists where that costs fewer bits than lists of their own, those that do not pay for a
+name share a width too, and tensors share a table likewise.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.codecs.context.counts import Counts, Totals
-from syncline.codecs.context.logarithms import exact_log2, log2, mantissas
+from syncline.codecs.context.logarithms import log2, mantissas, quiet_bits
+from syncline.codecs.context.naming import RATE_BITS, Naming, Rate, namings
 from syncline.codecs.context.table import (
     CONTEXTS,
-    WIDTH_MAX,
-    ZONE_BITS_MAX,
-    ZONE_BITS_MIN,
+    SYMBOLS,
     ContextTable,
     ValueList,
-    widest,
 )
 from syncline.kernels.clock import ESCAPE, VALUE_BITS, Alphabet
 from syncline.kernels.merging import FRACTION, bits, merge
@@ -27,13 +25,14 @@ from syncline.wire.limits import CODEC_TABLE_MAX_BYTES
 Integers = NDArray[np.int64]
 
 _TOTAL = 1 << VALUE_BITS
-_LOG_BITS = 40
 ENTRY_COST = 24
 """Bits of a value list's entry in a table, about: its symbol and its frequency."""
 CONTEXT_COST = 32
-"""Bits that name a context in a table: which, its width, its list."""
+"""Bits that name a context in a table, about: which it is, its width, its list."""
 TABLE_COST = 256
 """Bits of a table without contexts: its value lists, and the parameters that choose it."""
+_COARSE_BITS = 24
+"""Fraction bits of a rate that is multiplied by arrays of units: so many that units of a terabyte do not overflow."""
 
 
 def fit(counts: Counts, alphabet: Alphabet, *, exact: bool) -> ContextTable:
@@ -43,57 +42,60 @@ def fit(counts: Counts, alphabet: Alphabet, *, exact: bool) -> ContextTable:
     width and every list an escape.
     """
     changes = counts.changes
-    units = np.maximum(counts.units, changes)
-    seen = np.flatnonzero(changes)
-    zone_bits, widths = _widths(units, changes, least=0 if exact else 1)
+    weighed = namings(np.maximum(counts.units, changes).tolist(), changes.tolist(), least=0 if exact else 1)
     entry_cost = ENTRY_COST
     while True:  # dearer entries until the table has its bound: in the end every change is an escape
-        table = _with_lists(counts, seen, zone_bits, widths, alphabet, exact=exact, entry_cost=entry_cost)
+        alike = _alike(counts, alphabet, entry_cost)
+        tables = [_table(counts, naming, alike, alphabet, exact=exact, entry_cost=entry_cost) for naming in weighed]
+        _, table = min(tables, key=lambda found: found[0])
         if len(table.data) <= CODEC_TABLE_MAX_BYTES:
             return table
         entry_cost *= 8
 
 
-def _with_lists(
-    counts: Counts,
-    seen: Integers,
-    zone_bits: int,
-    widths: list[int],
-    alphabet: Alphabet,
-    *,
-    exact: bool,
-    entry_cost: int,
-) -> ContextTable:
-    rows = counts.symbols[seen]
-    labels = merge(rows, _raw_bits(alphabet), entry_cost=entry_cost, mantissas=mantissas())
+def _table(
+    counts: Counts, naming: Naming, alike: dict[int, int], alphabet: Alphabet, *, exact: bool, entry_cost: int
+) -> tuple[int, ContextTable]:
+    """The table with these names, behind its bits and those of all that it codes, about."""
+    coded, lists, of_context = _lists(counts, naming.rest, alike, alphabet, exact=exact, entry_cost=entry_cost)
+    table = ContextTable(naming.zone_bits, tuple(naming.widths), tuple(lists), tuple(of_context))
+    return naming.bits + coded + 8 * len(table.data), table
+
+
+def _alike(counts: Counts, alphabet: Alphabet, entry_cost: int) -> dict[int, int]:
+    """For each context that changed the first of those that it would share a value list with, if all had names."""
+    changed = np.flatnonzero(counts.changes)
+    firsts = merge(counts.symbols[changed], _raw_bits(alphabet), entry_cost=entry_cost, mantissas=mantissas())
+    return dict(zip(changed.tolist(), changed[firsts].tolist(), strict=True))
+
+
+def _lists(
+    counts: Counts, rest: list[int], alike: dict[int, int], alphabet: Alphabet, *, exact: bool, entry_cost: int
+) -> tuple[int, list[ValueList], list[int]]:
+    """Bits of all symbols, about; the value lists; and which of them each context has, those of `rest` one."""
+    groups: dict[int, list[int]] = {}
+    nameless = set(rest)
+    for (
+        context,
+        first,
+    ) in alike.items():  # merged as groups: looking at each pair of contexts again would double the time
+        groups.setdefault(-1 if context in nameless else first, []).append(context)
+    rows = np.array([counts.symbols[group].sum(0) for group in groups.values()], np.int64).reshape(-1, SYMBOLS)
+    raw = _raw_bits(alphabet)
+    labels = merge(rows, raw, entry_cost=entry_cost, mantissas=mantissas())
     sums: dict[int, Integers] = {}
     for label, row in zip(labels.tolist(), rows, strict=True):
         sums[label] = sums[label] + row if label in sums else row
     of_label = {s: _value_list(row, alphabet, exact=exact, entry_cost=entry_cost) for s, row in sums.items()}
+    coded = sum(bits(row, raw, entry_cost=entry_cost, mantissas=mantissas()) for row in sums.values())
+    coded -= entry_cost * sum(len(entries) for entries in of_label.values())
     lists = list(dict.fromkeys(of_label.values())) or [((ESCAPE, _TOTAL),)]
     most = max(sums, key=lambda label: int(sums[label].sum()), default=None)
     of_context = [0 if most is None else lists.index(of_label[most])] * CONTEXTS
-    for context, label in zip(seen.tolist(), labels.tolist(), strict=True):
-        of_context[context] = lists.index(of_label[label])
-    return ContextTable(zone_bits, tuple(widths), tuple(lists), tuple(of_context))
-
-
-def _widths(units: Integers, changes: Integers, *, least: int) -> tuple[int, list[int]]:
-    """Zone bits and a width for each context: the finest clock that holds the widest context."""
-    logs = [
-        (exact_log2(n, _LOG_BITS) - exact_log2(n - k, _LOG_BITS) if n > k else _LOG_BITS << _LOG_BITS) if k else 0
-        for n, k in zip(units.tolist(), changes.tolist(), strict=True)
-    ]
-    zone_bits = ZONE_BITS_MAX
-    while zone_bits > ZONE_BITS_MIN and _ticks(max(logs), zone_bits) > WIDTH_MAX:
-        zone_bits -= 1
-    limit = widest(zone_bits)
-    return zone_bits, [min(max(_ticks(log, zone_bits), 1), limit) if log else least for log in logs]
-
-
-def _ticks(log: int, zone_bits: int) -> int:
-    shift = _LOG_BITS - zone_bits
-    return (log + (1 << (shift - 1))) >> shift
+    for (first, group), label in zip(groups.items(), labels.tolist(), strict=True):
+        for context in rest if first < 0 else group:
+            of_context[context] = lists.index(of_label[label])
+    return coded, lists, of_context
 
 
 def _raw_bits(alphabet: Alphabet) -> Integers:
@@ -133,11 +135,15 @@ def _value_list(symbols: Integers, alphabet: Alphabet, *, exact: bool, entry_cos
 def shared_bits(totals: Totals, alphabet: Alphabet) -> int:
     """Bits of a table for these counts and of all that it codes, about: what decides who shares one.
 
-    One value list is reckoned for all contexts, which is near enough and quick.
+    One value list is reckoned for all contexts, and for each that its name or what it loses without one is the cheaper against the rate
+    of all together, which is near enough and quick.
     """
     changes = totals.changes
     units = np.maximum(totals.units, changes)
-    quiet = units - changes
-    where = int((units * log2(units) - changes * log2(changes) - quiet * log2(quiet)).sum()) >> FRACTION
+    own = changes * (log2(units) - log2(changes) + quiet_bits(units, changes))
+    rate = Rate.of(int(units.sum()), int(changes.sum()))
+    coarse = (units - changes) * (rate.quiet >> RATE_BITS - _COARSE_BITS) >> _COARSE_BITS - FRACTION
+    together = coarse + changes * (rate.change >> RATE_BITS - FRACTION)
+    where = int((own + np.clip(together - own, 0, CONTEXT_COST << FRACTION)).sum()) >> FRACTION
     what = bits(totals.symbols, _raw_bits(alphabet), entry_cost=ENTRY_COST, mantissas=mantissas())
-    return where + what + int(np.count_nonzero(changes)) * CONTEXT_COST + TABLE_COST
+    return where + what + TABLE_COST

@@ -41,3 +41,22 @@ def log2(values: Integers) -> Integers:
     )  # exact: the exponent and the leading bits are all it is for
     mantissa = (bits >> (52 - MANTISSA)) & ((1 << MANTISSA) - 1)
     return (((bits >> 52) - 1023) << FRACTION) + mantissas()[mantissa]
+
+
+@cache
+def _quiet_table() -> Integers:
+    """log2(1 / (1 - x)) (1 - x) / x at x = i / 4096, with 16 fraction bits; at 0 its limit, log2(e)."""
+    steps, fraction = 1 << MANTISSA, 40
+    whole = MANTISSA << fraction
+    kept = [
+        (steps - i) * (whole - exact_log2(steps - i, fraction)) // i >> fraction - FRACTION for i in range(1, steps)
+    ]
+    return np.array([kept[0], *kept, 0], np.int64)
+
+
+def quiet_bits(units: Integers, changes: Integers) -> Integers:
+    """What unchanged units take for each changed one, with 16 fraction bits, where each takes log2(1 / (1 - p)), p = changes / units.
+
+    Near log2(e) where few change. Taken as a difference of `log2` it would be lost in what those leave out.
+    """
+    return _quiet_table()[(changes << MANTISSA) // np.maximum(units, 1)]
