@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,3 +173,20 @@ def test_of_an_engine_that_its_agent_gives_up_is_told_before_it_can_know(
         assert ([(None, 1), (1, None)], False) == (versions(told), alone[1])
         given_up.set()
         wait_until(lambda: versions(told)[2:] == [(None, 1)])  # it is back
+
+
+def test_requests_whose_names_no_message_holds_keep_no_engine_from_following(
+    node: Path, islands: Islands, ask: Callable[..., StageRequest]
+) -> None:
+    class Named(Gate):
+        def hold(self, policy: Policy) -> Mapping[str, int]:
+            super().hold(policy)
+            return {"\x01" * 3000 + str(number): 1 for number in range(1000)}
+
+    told: list[Crossing] = []
+    with ArmServer(node / "arm.sock", timeouts=TIMES, witness=told.append) as server:
+        islands.join_whole(gate=Named())
+        assert server.wait_connected(10)
+        server.stage(ask(1, 2))
+        assert 2 == server.commit(2, Policy.KEEP).version
+        assert ({}, None) == (told[-1].spans, told[-1].ended)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
+from syncline.clock import Clock, SystemClock
 from syncline.errors import EngineUnavailable, LayoutRefused, ProtocolViolation
 from syncline.logs import logger
 from syncline_agent.arm import messages
@@ -44,6 +45,8 @@ class ArmIdentity:
     """None: a gate that holds no weights."""
     ranks: int = 1
     """Of the whole engine."""
+    instance: str | None = None
+    """Which start of that engine: every process of it says the same, and no other start does. None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class ArmClient:
         refusal: str | None = None,
         token_file: Path | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
+        clock: Clock | None = None,
         log: FilteringBoundLogger | None = None,
     ) -> None:
         """`refusal`: why a rank has no `live` weights that the agent could change; it says so and refuses every call.
@@ -84,6 +88,7 @@ class ArmClient:
         self._identity = identity
         self._is_gate = gate is not None
         self._random, self._backoff = randomness, backoff
+        self._clock = clock or SystemClock()
         self._log = log or logger("arm", rank=identity.rank)
         self._answerer = Answerer(
             live, gate, ranks=identity.ranks, node_dir=socket_path.parent, refusal=refusal, log=self._log
@@ -158,7 +163,7 @@ class ArmClient:
                 self._said = state
 
     def _listen(self) -> None:
-        tries = 0
+        tries = short = 0
         while not self._stopping.is_set():
             try:
                 channel = self._connect()
@@ -177,7 +182,7 @@ class ArmClient:
                 self._stopping.wait(self._backoff.seconds(64 if refused else tries, self._random.random()))
                 tries += 1
                 continue
-            tries = 0
+            began = self._clock.monotonic()
             self._channel, self._connection = channel, "connected"
             if self._stopping.is_set():
                 channel.close()  # `stop` may have looked before there was a channel to close
@@ -197,7 +202,11 @@ class ArmClient:
                 for _ in range(SETTLINGS):  # so that the next hello says how it ended, and not what was before
                     if wait([settled], SETTLE_S).done or not self._answerer.half_way:
                         break
-            self._stopping.wait(self._backoff.seconds(0, self._random.random()))
+            # Two that take each other's place, or an agent that hangs up, would otherwise be met without a pause.
+            brief = self._clock.monotonic() - began < self._backoff.longest_s
+            short = short + 1 if brief else 0
+            tries = short
+            self._stopping.wait(self._backoff.seconds(tries, self._random.random()))
 
     def _connect(self) -> Channel:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -236,6 +245,7 @@ class ArmClient:
             ranks=who.ranks,
             gate=self._is_gate,
             token=token,
+            instance=who.instance,
             holds=holds,
             state=state,
         )
@@ -264,7 +274,17 @@ class ArmClient:
             self.notify()
         try:
             self._say_state(channel)
-            channel.send(answer)
+            self._send(channel, answer)
         except Exception as error:  # an answer that cannot be sent must not be waited for
             self._log.warning("arm answer not sent", call=call.type, reason=str(error))
             channel.close()  # the listener notices
+
+    def _send(self, channel: Channel, answer: messages.Message) -> None:
+        try:
+            channel.send(answer)
+        except ProtocolViolation as error:
+            if not isinstance(answer, messages.Held):
+                raise
+            # Whoever names requests so that no message holds them must not keep an engine from following.
+            self._log.warning("requests not told", reason=str(error))
+            channel.send(messages.Held(id=answer.id, spans={}, ended=None))
