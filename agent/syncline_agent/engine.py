@@ -56,6 +56,8 @@ class EngineDescription:
     """Why what it holds cannot be proven from outside, in words: healing would not help. None where it can be."""
     opening: bool = False
     """Refused, and its own gate is about to let it serve on: whoever takes another way to it waits until that is done."""
+    second: str | None = None
+    """That another engine of the pod keeps coming and is turned away, in words. This one serves on."""
 
 
 @dataclass(frozen=True, slots=True)

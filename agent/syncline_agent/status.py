@@ -12,11 +12,12 @@ the operator.
     head             newest version that this node knows of, or null
     target           version that it should serve, or null
     applied          {version, digest, lineage, proven} of live memory, or null
-    in_service       proven, and not being healed
+    in_service       proven, of the run and view that are followed, and not being healed; or unproven and served by --serve-unproven
     lag_versions     versions between applied and target
     lag_seconds      for how long the oldest version not applied yet has been committed, by the store's clock; with the
                      store unreachable, the time since it last answered
-    engine           {name, pod, ranks, error, unprovable} or null; unprovable says why what it holds cannot be proven
+    engine           {name, pod, ranks, error, unprovable} or null; error says why it is out of service, or that a second
+                     engine of its pod is turned away; unprovable says why what it holds cannot be proven
     boot             version of the checkpoint on this node's disk, or null
     apply_path       delta | checkpoint | undo | reload: how the last commit came about
     last_sync        {version, from, seconds: {phase: s}, total_seconds, behind_seconds, pause_seconds, bytes, changed}
@@ -113,6 +114,8 @@ class Status:
     target: int | None = None
     applied: Applied | None = None
     engine: EngineDescription | None = None
+    foreign: bool = False
+    """What is applied is of another training or view than the one to follow."""
     in_service: bool = False
     lag_versions: int = 0
     lag_seconds: float = 0.0
@@ -160,7 +163,7 @@ class Status:
                 "name": engine.engine,
                 "pod": engine.pod,
                 "ranks": engine.ranks,
-                "error": engine.error,
+                "error": engine.error or engine.second,
                 "unprovable": engine.unprovable,
             },
             "boot": self.boot,

@@ -21,14 +21,24 @@ STATE = messages.State(applied=None, error="no weights", failed="out of service"
 APPLIED = messages.AppliedPart(lineage="ab" * 16, view="main", version=3, digest="cd" * 16, proven=True)
 BAND = messages.BandPart(tensor="a.weight", axis=0, low=0, high=7, digest="ef" * 16)
 HELLO = messages.Hello(
-    protocol=3, engine="e", pool="p", pod="o", rank=0, ranks=1, gate=True, token="t", holds=None, state=STATE
+    protocol=3,
+    engine="e",
+    pool="p",
+    pod="o",
+    rank=0,
+    ranks=1,
+    gate=True,
+    token="t",
+    instance=None,
+    holds=None,
+    state=STATE,
 )
 EVERY = [
     STATE,
     messages.State(applied=APPLIED, error=None, failed=None),
     HELLO,
     HELLO.model_copy(update={"holds": [BAND], "gate": False}),
-    HELLO.model_copy(update={"rank": None}),
+    HELLO.model_copy(update={"rank": None, "instance": "9f"}),
     messages.Welcome(protocol=3),
     messages.Refused(message="no"),
     messages.Ready(id=1, target=2, undo=False),

@@ -74,8 +74,14 @@ class Channel:
 
     def peer_uid(self) -> int:
         """User id of the process at the other end, as the kernel knows it."""
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        return _PEER.unpack(credentials)[1]
+        return self._peer()[1]
+
+    def peer_process(self) -> int:
+        """Its process id; 0 where this process cannot see it, in another container."""
+        return self._peer()[0]
+
+    def _peer(self) -> tuple[int, int, int]:
+        return _PEER.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
 
     def close(self) -> None:
         try:

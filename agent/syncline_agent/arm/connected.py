@@ -24,9 +24,13 @@ _A = TypeVar("_A", bound=Answer)
 class Arm:
     """One arm that said hello: a rank, a gate, or both."""
 
-    def __init__(self, channel: Channel, hello: Hello, *, closing: Callable[[Arm], None] = lambda _: None) -> None:
-        """`closing` is called when nothing more will be heard of it, before the other end can know that it is left alone."""
+    def __init__(
+        self, channel: Channel, hello: Hello, *, process: int = 0, closing: Callable[[Arm], None] = lambda _: None
+    ) -> None:
+        """`process`: its id, 0 where nobody knows. `closing` is called when nothing more will be heard of it, before the
+        other end can know that it is left alone."""
         self.hello = hello
+        self.process = process
         self._closing = closing
         self.bands = named_bands(hello.holds)
         """What it holds; None is the view whole."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from syncline.clock import Clock, SystemClock
 from syncline.errors import EngineUnavailable, ProtocolViolation
 from syncline_agent.arm.connected import Arm
 from syncline_agent.arm.proof import Shares
 
 LEAVING_S = 1.0
-"""How long a gate waits for the one before it, whose connection may have ended a moment ago."""
+"""How long a gate or another start of the engine waits for the one before it, whose connection may have ended a moment ago."""
+SECOND_S = 6.0
+"""For how long a second engine that was turned away is told of: an arm comes again after 2 s at the latest."""
 
 
 class Members:
@@ -42,7 +45,8 @@ class Members:
 class Island:
     """The arms of one pod's engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._arms: dict[int | None, Arm] = {}
         """By rank; a gate that is no rank under None."""
@@ -52,6 +56,15 @@ class Island:
         self._changes = 0
         self._refusal = ""
         """Why the last arm was turned away; empty since one joined."""
+        self._second: tuple[str, float] | None = None
+        """Why an arm of another engine of the same pod was turned away last, and until when that is told."""
+
+    @property
+    def second_engine(self) -> str | None:
+        """That this pod has two engines, in words, while the one that came later keeps coming."""
+        with self._changed:
+            second = self._second
+        return None if second is None or second[1] < self._clock.monotonic() else second[0]
 
     def refuse(self, reason: str) -> bool:
         """An arm was turned away; whether that is news: it comes again every second or two."""
@@ -61,14 +74,15 @@ class Island:
 
     def join(self, arm: Arm, welcome: Callable[[], None]) -> None:
         """Take an arm in after `welcome` was said; the same rank's earlier connection is closed. Before any welcome:
-        ProtocolViolation for an arm of another pod while one is served, for a second gate and for numbers that cannot be,
-        LayoutRefused when what it holds does not go with what the others hold."""
+        ProtocolViolation for an arm of another pod or of another start of its engine while one is served, for a second
+        gate and for numbers that cannot be, LayoutRefused when what it holds does not go with what the others hold."""
         hello = arm.hello
         _check_possible(arm)
         with self._changed:
-            if hello.gate:
-                self._changed.wait_for(lambda: self._other_gate(arm) is None, LEAVING_S)
-            self._check_fits(arm)
+            self._check_pod(arm)
+            self._changed.wait_for(lambda: not self._in_the_way(arm), LEAVING_S)
+            self._check_pod(arm)
+            self._check_start(arm)
             members = _assembled([other for other in self._there if other.hello.rank != hello.rank] + [arm])
             welcome()  # before the arm can be found: no call may overtake it
             earlier = self._arms.get(hello.rank)
@@ -131,7 +145,7 @@ class Island:
         self._changes += 1
         self._changed.notify_all()
 
-    def _check_fits(self, arm: Arm) -> None:
+    def _check_pod(self, arm: Arm) -> None:
         hello = arm.hello
         for other in self._there:
             theirs = other.hello
@@ -145,14 +159,42 @@ class Island:
                     f"this agent serves {theirs.engine} pod {theirs.pod} of pool {theirs.pool} with {theirs.ranks}"
                     f" ranks; {hello.engine} pod {hello.pod} of pool {hello.pool} with {hello.ranks} needs its own"
                 )
-        gate = self._other_gate(arm) if hello.gate else None
+
+    def _check_start(self, arm: Arm) -> None:
+        if self._others_start(arm) is not None:
+            reason = _two_engines(next((a for a in self._there if a.hello.gate), self._there[0]))
+            self._second = reason, self._clock.monotonic() + SECOND_S
+            raise ProtocolViolation(reason)
+        gate = self._other_gate(arm)
         if gate is not None:
             raise ProtocolViolation(f"{gate} is the engine's gate; {arm} would be a second one")
+
+    def _in_the_way(self, arm: Arm) -> bool:
+        return self._others_start(arm) is not None or self._other_gate(arm) is not None
+
+    def _others_start(self, arm: Arm) -> Arm | None:
+        """An arm of another start of the engine than this one's: what it says, or the same rank of another process."""
+        hello = arm.hello
+        return next(
+            (
+                other
+                for other in self._there
+                if other.hello.instance != hello.instance
+                or (
+                    other.hello.rank == hello.rank
+                    and 0 not in (other.process, arm.process)
+                    and other.process != arm.process
+                )
+            ),
+            None,
+        )
 
     def _other_gate(self, arm: Arm) -> Arm | None:
         """A gate beside this one. A rank that connects again is its own successor; who a gate without a rank is, cannot be
         told."""
         rank = arm.hello.rank
+        if not arm.hello.gate:
+            return None
         return next((a for a in self._there if a.hello.gate and (rank is None or a.hello.rank != rank)), None)
 
     def _whole(self) -> Members:
@@ -176,6 +218,14 @@ class Island:
             return self._whole() is self._settled
         except EngineUnavailable:
             return False
+
+
+def _two_engines(older: Arm) -> str:
+    process = (
+        f"process {older.process} and its children" if older.process else "it runs where this agent sees no processes"
+    )
+    survivor = ": vLLM's core outlives kill -9 of its server" if older.hello.engine == "vllm" else ""
+    return f"pod {older.hello.pod} has two engines on this socket; end the older one ({process}{survivor})"
 
 
 def _check_possible(arm: Arm) -> None:

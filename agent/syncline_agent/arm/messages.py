@@ -77,7 +77,8 @@ class State(_Message):
 
 
 class Hello(_Message):
-    """Arm -> agent, first. `rank` null: no weights, only a gate. `holds` null: the view whole."""
+    """Arm -> agent, first. `rank` null: no weights, only a gate. `holds` null: the view whole. `instance`: which start of
+    its engine it is of; null does not say."""
 
     type: Literal["hello"] = "hello"
     protocol: int
@@ -88,6 +89,7 @@ class Hello(_Message):
     ranks: Annotated[int, Field(ge=1, le=RANKS_MAX)]
     gate: bool
     token: Label
+    instance: Label | None
     holds: list[BandPart] | None
     state: State
 

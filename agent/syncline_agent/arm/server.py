@@ -132,17 +132,17 @@ class ArmServer:
 
     def describe(self) -> EngineDescription:
         members = self._island.settled()
-        hello, refusal = members.gate.hello, refusal_of(members)
+        refusal = refusal_of(members)
         if refusal is not None:
             opening = members.gate.to_open
             why = f"{refusal}; its gate does not serve on yet" if opening else refusal
-            return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, None, why, opening=opening)
+            return self._described(members, None, why, opening=opening)
         error = error_of(members)
         first = members.ranks[0].state.applied
         held = held_by(members) or (None if first is None else replace(applied(first), proven=False))
         if held is not None and (error is not None or members.gate.withholds):
             held = replace(held, proven=False)
-        return EngineDescription(hello.engine, hello.pool, hello.pod, hello.ranks, held, error)
+        return self._described(members, held, error)
 
     def stage(self, request: StageRequest) -> StageResult:
         with self._calling:
@@ -197,6 +197,12 @@ class ArmServer:
                 self._telling.found(members.gate, proven)
                 return prove(members, proven, self._timeouts.ready_s)
         return replace(held.pop(), proven=False)
+
+    def _described(
+        self, members: Members, held: Applied | None, error: str | None, *, opening: bool = False
+    ) -> EngineDescription:
+        who, second = members.gate.hello, self._island.second_engine
+        return EngineDescription(who.engine, who.pool, who.pod, who.ranks, held, error, opening=opening, second=second)
 
     def _switch(self, target: int, policy: Policy, *, undo: bool) -> CommitResult:
         with self._calling:
@@ -268,7 +274,7 @@ class ArmServer:
             raise ProtocolViolation(
                 f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}; start one of them with the other's --pool"
             )
-        arm = Arm(channel, hello, closing=self._telling.left)
+        arm = Arm(channel, hello, process=channel.peer_process(), closing=self._telling.left)
         self._island.join(arm, lambda: channel.send(messages.Welcome(protocol=messages.PROTOCOL)))
         return arm
 

@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_len=flags.max_len,
         sweep_interval_s=flags.sweep_interval,
         token_file=flags.token_file,
+        instance=f"{randomness.getrandbits(64):016x}",
     )
     log = logger("engine", pool=flags.pool, pod=flags.pod)
     process = ProcessSettings(flags.threads, flags.log_format, flags.log_level)

@@ -50,6 +50,8 @@ class EngineSettings:
     max_len: int | None = None
     sweep_interval_s: float = 600.0
     token_file: Path | None = None
+    instance: str | None = None
+    """What the arms of all ranks call this start of the engine."""
     patience: Patience = DEFAULT_PATIENCE
 
 
@@ -133,7 +135,7 @@ class ReferenceEngine:
         )
         arm = ArmClient(
             settings.socket,
-            ArmIdentity("reference", settings.pool, settings.pod, 0, others.ways),
+            ArmIdentity("reference", settings.pool, settings.pod, 0, others.ways, settings.instance),
             live,
             scheduler,
             randomness=self._random,

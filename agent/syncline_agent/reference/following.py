@@ -114,7 +114,7 @@ class FollowingRank:
     def _serve(self) -> None:
         assert self._loaded is not None
         settings, live = self._settings, self._loaded.live
-        who = ArmIdentity("reference", settings.pool, settings.pod, self._rank, self._meeting.ways)
+        who = ArmIdentity("reference", settings.pool, settings.pod, self._rank, self._meeting.ways, settings.instance)
         self._arm = ArmClient(
             settings.socket,
             who,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -24,6 +25,16 @@ def placement_of(parallel: Any) -> Placement:
     elif _size(parallel, "dp_size") > 1 or _size(parallel, "num_dp_ranks") > 1:
         unfit = "data-parallel engines are not followed in place yet; run one engine a replica"
     return Placement(parallel.tp_rank, parallel.tp_size, unfit)
+
+
+def start_of(launcher: int, processes: Path = Path("/proc")) -> str | None:
+    """What all schedulers of one start of an engine share: the process that launched them, by its number and by when it
+    began. None where the kernel does not tell."""
+    try:
+        told = (processes / str(launcher) / "stat").read_text("utf-8", "replace")
+        return f"{launcher}-{int(told.rpartition(')')[2].split()[19])}"  # after the name, which may hold anything
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _size(parallel: Any, name: str) -> int:

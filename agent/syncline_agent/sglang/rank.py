@@ -3,6 +3,7 @@ the engine's gate as well."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.periodic import sweep_for_ever
 from syncline_agent.reload.routes import Routes
 from syncline_agent.sglang.gate import SglangGate
-from syncline_agent.sglang.placement import Placement
+from syncline_agent.sglang.placement import Placement, start_of
 from syncline_agent.sglang.settings import SglangSettings
 
 ENGINE = "sglang"
@@ -50,7 +51,7 @@ class Rank:
         gate = self._gate(spans) if where.rank == 0 else None
         self._arm = ArmClient(
             told.socket,
-            ArmIdentity(ENGINE, told.pool, told.pod, where.rank, where.ranks),
+            ArmIdentity(ENGINE, told.pool, told.pod, where.rank, where.ranks, start_of(os.getppid())),
             self.live,
             gate,
             refusal=self.refusal,

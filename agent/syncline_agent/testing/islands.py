@@ -39,6 +39,7 @@ HELLO = messages.Hello(
     ranks=1,
     gate=True,
     token="t",
+    instance=None,
     holds=None,
     state=messages.State(applied=None, error=None, failed=None),
 )

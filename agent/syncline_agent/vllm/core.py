@@ -14,7 +14,7 @@ from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.gate import Gate, OpenGate
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.gate import CoreGate, Terms
-from syncline_agent.vllm.rank import ENGINE, Rank, rank_of, refusal_of
+from syncline_agent.vllm.rank import ENGINE, Rank, instance_of, rank_of, refusal_of
 from syncline_agent.vllm.settings import VllmSettings
 from syncline_agent.vllm.workers import doubt_of, settle
 
@@ -53,7 +53,7 @@ class CoreSide:
             self._arm = None
             return
         told = settings.arm
-        who = ArmIdentity(ENGINE, told.pool, told.pod, None, parallel.world_size)
+        who = ArmIdentity(ENGINE, told.pool, told.pod, None, parallel.world_size, instance_of(core.vllm_config))
         self._arm = ArmClient(told.socket, who, None, met, randomness=randomness, token_file=told.token_file, log=log)
 
     def start(self) -> None:

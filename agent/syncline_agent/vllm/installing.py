@@ -49,7 +49,7 @@ def _around_workers(settings: VllmSettings, clock: Clock, log: FilteringBoundLog
     def load_model(original: Original) -> Original:
         def armed(self: Any, *arguments: Any, **named: Any) -> Any:
             from syncline_agent.vllm.arming import Arming
-            from syncline_agent.vllm.rank import Rank
+            from syncline_agent.vllm.rank import Rank, instance_of
 
             ranks = self.vllm_config.parallel_config.world_size
             said = log.bind(rank=self.rank)
@@ -63,6 +63,7 @@ def _around_workers(settings: VllmSettings, clock: Clock, log: FilteringBoundLog
                 sleeper=arming.sleeper,
                 rank=self.rank,
                 ranks=ranks,
+                instance=instance_of(self.vllm_config),
                 randomness=system_random(),
                 log=said,
             )

@@ -30,13 +30,14 @@ class Rank:
         sleeper: Sleeper | None,
         rank: int,
         ranks: int,
+        instance: str | None,
         randomness: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         self.live, self.refusal = live, refusal
         self._sleeper = sleeper
         self._settings, self._random, self._log = settings, randomness, log
-        self._identity = ArmIdentity(ENGINE, settings.pool, settings.pod, rank, ranks)
+        self._identity = ArmIdentity(ENGINE, settings.pool, settings.pod, rank, ranks, instance)
         self._arm: ArmClient | None = None
         self._stopping = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep_for_ever, name="arm-sweeper", daemon=True)
@@ -93,6 +94,11 @@ class Rank:
             interval_s=self._settings.sweep_interval_s,
             log=self._log,
         )
+
+
+def instance_of(vllm_config: Any) -> str | None:
+    """What all processes of one start of an engine are handed and no other start is; None where vLLM has no such thing."""
+    return getattr(vllm_config, "instance_id", None) or None
 
 
 def rank_of(worker: Any) -> Rank | None:
