@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from syncline import faults
 from syncline.clock import Clock
-from syncline.errors import EngineUncertain, NotFound, Retryable, StoreUnavailable, SynclineError
+from syncline.errors import EngineUncertain, LineageChanged, NotFound, Retryable, StoreUnavailable, SynclineError
 from syncline.wire.records import VersionManifest
 from syncline_agent.absence import Absence
 from syncline_agent.choosing import Chooser
@@ -148,7 +148,7 @@ class Follower:
             return self._enter(Phase.JOIN)
         wanted = self._wanted = self._chooser.choose(chain, target)
         self._lag.head_read(self._chooser.head_at)
-        self._error = self._chooser.remark or (None if self._settings.serve_unproven else self._held.unprovable)
+        self._error = self._chooser.remark or (None if self._settings.serve_unproven else self._held.not_served)
         if described is None:
             self._error = f"no engine to commit to ({self._held.silence}); waiting for one"
             if wanted is not None and not target.suspend and self._absence.asks_for(chain, wanted):
@@ -160,7 +160,7 @@ class Follower:
                 described.error or "the engine holds no version yet; waiting until it has loaded the checkpoint"
             )
             return self._enter(Phase.FAILED if described.error else Phase.IDLE, self._poll_delay())
-        self._held.check_run(chain, target)
+        self._held.check_run(chain, target, self._checkpoint.path)
         if wanted is None or wanted.version == applied.version:
             return self._rest(wanted, applied, target)
         if self._chooser.lags(wanted, applied, target):
@@ -188,6 +188,7 @@ class Follower:
             except NotFound as error:
                 self._error = f"waiting for the first version: {error}"
                 return None
+            self._held.followed(chain, target)
             self._checkpoint.check_lineage(chain)
             self._chain = chain
         return self._chain
@@ -278,8 +279,7 @@ class Follower:
         if chain is None or self._held.look() is None:
             return self._enter(Phase.IDLE, self._backoff())
         fallback = self._wanted.version if self._wanted is not None else None
-        healed = self._healer.heal(chain, came_from=self._held.came_from, fallback=fallback, policy=target.policy)
-        self._log.info("healed", run=target.run, version=healed.version)
+        self._healer.heal(chain, came_from=self._held.came_from, fallback=fallback, policy=target.policy)
         self._held.came_from, self._failures, self._error = None, 0, None
         self._held.look()
         return self._enter(Phase.IDLE)
@@ -298,7 +298,8 @@ class Follower:
                 self._held.came_from = sync.applied.version
             self._ways.learn(error, phase, sync)
             self._drop_sync()
-        if self._failures > 1 and phase is not Phase.HEAL and not isinstance(error, Retryable | EngineUncertain):
+        again = self._failures > 1 and not isinstance(error, Retryable | EngineUncertain)
+        if (again or isinstance(error, LineageChanged)) and phase is not Phase.HEAL:
             # A reader remembers what it read: if that was damaged on its way, it must be read again. Not before healing,
             # which must not wait for a store.
             self._chain = None
@@ -330,7 +331,7 @@ class Follower:
         target, chain, applied, wanted = self._target, self._chain, self._held.applied, self._wanted
         head = self._chooser.head
         trusted = self._settings.serve_unproven and self._held.unprovable is not None
-        known = applied is not None and wanted is not None and chain is not None and applied.lineage == chain.lineage
+        foreign = self._held.of_another(target)
         self._report.say(
             **aimed(target, self._targets.error),
             phase=self._phase,
@@ -339,8 +340,11 @@ class Follower:
             target=wanted.version if wanted is not None else None,
             applied=applied,
             engine=self._held.described,
-            in_service=self._ways.undisputed(applied, trusted=trusted) and self._phase is not Phase.HEAL,
-            lag_versions=abs(wanted.version - applied.version) if known and applied and wanted else 0,
+            foreign=foreign,
+            in_service=self._ways.undisputed(applied, trusted=trusted)
+            and not foreign
+            and self._phase is not Phase.HEAL,
+            lag_versions=abs(wanted.version - applied.version) if chain and applied and wanted and not foreign else 0,
             lag_seconds=self._lag.seconds(),
             boot=self._checkpoint.version(chain.lineage, chain.reader.keys.view) if chain is not None else None,
             error=self._error,

@@ -45,10 +45,13 @@ class Healer:
             raise self._in_vain[1]
         self._in_vain = None
         try:
-            return self._healed(chain, came_from=came_from, fallback=fallback, policy=policy)
+            healed = self._healed(chain, came_from=came_from, fallback=fallback, policy=policy)
         except LayoutRefused as error:
             self._in_vain = self._known(chain, fallback), error
             raise
+        event = "healed" if healed.proven else "loaded whole, not proven"
+        self._log.info(event, run=chain.run.run, version=healed.version)
+        return healed
 
     def _known(self, chain: Chain, fallback: int | None) -> object:
         return self._engine.describe(), self._checkpoint.version(chain.lineage, chain.reader.keys.view), fallback

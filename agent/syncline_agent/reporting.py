@@ -144,25 +144,30 @@ class Reporter:
         """Another run or view is followed: of the last one nothing may stand as if it were so now."""
         if status.run is None:
             return
-        metrics, node = self._metrics, (status.run, status.view, status.identity.pool, status.identity.node)
-        for gauge in (
-            metrics.applied_version,
-            metrics.lag_versions,
-            metrics.lag_seconds,
-            metrics.proven,
-            metrics.staged_bytes,
-        ):
-            gauge.remove(*node)
+        self._forget_applied(status)
+        self._metrics.staged_bytes.remove(*_node(status))
         if status.head is not None:
-            metrics.head_version.remove(status.run, status.view)
+            self._metrics.head_version.remove(status.run, status.view)
+
+    def _forget_applied(self, status: Status) -> None:
+        metrics = self._metrics
+        for gauge in (metrics.applied_version, metrics.lag_versions, metrics.lag_seconds, metrics.proven):
+            gauge.remove(*_node(status))
 
     def _gauge(self, status: Status) -> None:
         if status.run is None:
             return
-        node = (*self._pool, status.identity.node)
-        self._metrics.applied_version.labels(*node).set(status.applied.version if status.applied is not None else 0)
-        self._metrics.lag_versions.labels(*node).set(status.lag_versions)
-        self._metrics.lag_seconds.labels(*node).set(status.lag_seconds)
-        self._metrics.proven.labels(*node).set(1 if status.in_service else 0)
+        if status.foreign:
+            self._forget_applied(status)  # under this run's name they would be a lie
+        else:
+            node, applied = _node(status), status.applied
+            self._metrics.applied_version.labels(*node).set(applied.version if applied is not None else 0)
+            self._metrics.lag_versions.labels(*node).set(status.lag_versions)
+            self._metrics.lag_seconds.labels(*node).set(status.lag_seconds)
+            self._metrics.proven.labels(*node).set(1 if status.in_service else 0)
         if status.head is not None:
             self._metrics.head_version.labels(status.run, status.view).set(status.head)
+
+
+def _node(status: Status) -> tuple[str, str, str, str]:
+    return status.run or "", status.view, status.identity.pool, status.identity.node

@@ -3,7 +3,8 @@
 when memory holds something else, 503 when no engine can answer. Who asks while a sweep runs gets the answer of that
 sweep. Nothing here changes what is served.
 
-`/readyz` is 200 exactly while the replica is proven and in service; staleness is refused a request, not a pod.
+`/readyz` is 200 exactly while the replica is in service: proven, or by `--serve-unproven yes` without proof, which it then
+says; staleness is refused a request, not a pod.
 `/livez` says that the follower's thread runs, and ignores versions.
 """
 
@@ -41,8 +42,12 @@ def make_app(
 
     async def ready(_request: web.Request) -> web.Response:
         now = status()
-        if now.in_service and now.applied is not None:
-            return web.Response(text=f"proven: version {now.applied.version}\n")
+        applied = now.applied
+        if now.in_service and applied is not None and not applied.proven:
+            why = now.engine.unprovable if now.engine is not None else None
+            return web.Response(text=f"served unproven: version {applied.version} (--serve-unproven yes): {why}\n")
+        if now.in_service and applied is not None:
+            return web.Response(text=f"proven: version {applied.version}\n")
         return web.Response(status=503, text=f"not proven: {now.error or now.phase.value}\n")
 
     async def live(_request: web.Request) -> web.Response:

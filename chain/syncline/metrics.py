@@ -51,7 +51,7 @@ class Metrics:
         self.conditional_writes = Gauge(
             "syncline_store_conditional_writes",
             "1 when the store honours conditions, 0 in single-writer mode.",
-            registry=r,
+            registry=None,  # until there is a value: without labels it would read 0 in every process
         )
         self.source_errors = Counter(
             "syncline_source_errors", "Checkpoints that could not be read.", (*run, "reason"), registry=r
@@ -123,3 +123,11 @@ class Metrics:
         self.sweep_seconds = Histogram(
             "syncline_sweep_seconds", "Seconds of a digest sweep.", buckets=SECONDS, registry=r
         )
+        self._probed = False
+
+    def store_probed(self, *, several_writers: bool) -> None:
+        """What a probe of the store found; from here on `conditional_writes` is shown."""
+        self.conditional_writes.set(several_writers)
+        if not self._probed:
+            self.registry.register(self.conditional_writes)
+            self._probed = True

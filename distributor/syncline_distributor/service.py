@@ -166,7 +166,7 @@ def _keep(keeper: Keeper) -> float:
 
 def _probed(store: WeightStore, settings: ServiceSettings, rng: random.Random, metrics: Metrics) -> bool:
     result = probe(store, ViewKeys(settings.run, settings.view).probe, rng)
-    metrics.conditional_writes.set(result.several_writers)
+    metrics.store_probed(several_writers=result.several_writers)
     if not result.several_writers:
         log.warning("single-writer mode: this store cannot fence a second writer", detail=result.detail, phase="start")
     return result.several_writers

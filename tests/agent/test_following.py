@@ -561,9 +561,11 @@ def test_a_reused_run_name_is_refused_by_name_and_the_old_version_is_served_on(w
     status = world.run(replica, lambda s: s.failures >= 1)
     assert "reused" in status.error
     assert 2 == replica.serving.version
+    assert not world.run(replica, lambda s: s.failures >= 2).in_service
     replica.restart_agent()
     status = world.run(replica, lambda s: s.error is not None)
     assert "reused" in status.error
+    assert not status.in_service
     replica.stop_engine()
     replica.restart_agent()
     status = world.run(replica, lambda s: s.error is not None)

@@ -22,7 +22,7 @@ from syncline.errors import DigestMismatch, Rejected
 from syncline.logs import logger, set_up_logs
 from syncline.metrics import Metrics
 from syncline_agent.__main__ import main, parse_settings
-from syncline_agent.engine import Applied
+from syncline_agent.engine import Applied, EngineDescription
 from syncline_agent.nodefiles import own_node_dir
 from syncline_agent.reporting import Reporter
 from syncline_agent.server import make_app
@@ -134,7 +134,8 @@ async def test_readiness_is_proof_and_nothing_else() -> None:
         assert 200 == (await client.get("/livez")).status
         applied = Applied("ab" * 16, "main", 7, "cd" * 16, True)
         reporter.say(run="r", applied=applied, in_service=True, lag_versions=90, lag_seconds=1e4, error="store is down")
-        assert 200 == (await client.get("/readyz")).status
+        answer = await client.get("/readyz")
+        assert (200, "proven: version 7\n") == (answer.status, await answer.text())
         body = await (await client.get("/status")).json()
         assert (7, True, 90, "store is down") == (
             body["applied"]["version"],
@@ -148,6 +149,11 @@ async def test_readiness_is_proof_and_nothing_else() -> None:
         assert 7 == (await (await client.post("/verify")).json())["version"]
         reporter.say(applied=replace(applied, proven=False), in_service=False)
         assert 503 == (await client.get("/readyz")).status
+        unproven = EngineDescription("vllm", "p", "pod", 1, applied, reloads=True, unprovable="it repacks f.down")
+        reporter.say(applied=replace(applied, proven=False), engine=unproven, in_service=True)
+        answer = await client.get("/readyz")
+        served = "served unproven: version 7 (--serve-unproven yes): it repacks f.down\n"
+        assert (200, served) == (answer.status, await answer.text())
 
 
 @pytest.mark.asyncio

@@ -139,7 +139,8 @@ def test_weights_that_are_kept_in_another_form_are_not_proven_and_not_served(wor
     why = status.engine.unprovable if status.engine else None
     assert why is not None
     assert "dp0:pp0:pcp0:tp0:f.down" in why
-    assert (False, why, Phase.IDLE) == (status.in_service, status.error, status.phase)
+    error = f"{why}; --serve-unproven yes serves it all the same (docs/engines.md)"
+    assert (False, error, Phase.IDLE) == (status.in_service, status.error, status.phase)
     assert not status.applied.proven if status.applied else False
     world.run.step()
     assert not world.follow(2).in_service  # followed none the less, for whoever does serve it
