@@ -172,6 +172,7 @@ class Islands:
         layout: Layout | None = None,
         version: int = 1,
         gate: Gate | None = None,
+        instance: str | None = None,
         spoil: Callable[[list[Units]], None] = lambda stores: None,
     ) -> IslandRank:
         """Start a rank; `spoil` is done to its stores after they were loaded."""
@@ -181,7 +182,7 @@ class Islands:
         memory = HostMemory(layout, run.tiling.tiling, stores, loaded=run.weights(version).__getitem__)
         live = LiveWeights(run.table, run.tiling.tiling, memory)
         live.prove(run.lineage, "main", version, run.digest(version))
-        return IslandRank(layout, live, stores, self.connect(rank, ranks, live, gate))
+        return IslandRank(layout, live, stores, self.connect(rank, ranks, live, gate, instance=instance))
 
     def join_whole(
         self, rank: int = 0, ranks: int = 1, *, gate: Gate | None = None, version: int = 1, pod: str = "pod"
@@ -193,14 +194,14 @@ class Islands:
         both = gate or (ScriptedGate() if rank == 0 else None)
         return WholeRank(self.connect(rank, ranks, live, both, pod=pod), live, memory)
 
-    def join_gate(self, ranks: int) -> tuple[ScriptedGate, ArmClient]:
+    def join_gate(self, ranks: int, *, instance: str | None = None) -> tuple[ScriptedGate, ArmClient]:
         gate = ScriptedGate()
-        return gate, self.connect(None, ranks, None, gate)
+        return gate, self.connect(None, ranks, None, gate, instance=instance)
 
-    def start(self, ranks: int) -> IslandEngine:
+    def start(self, ranks: int, *, instance: str | None = None) -> IslandEngine:
         """A whole engine."""
-        gate, client = self.join_gate(ranks)
-        return IslandEngine([self.join(rank, ranks) for rank in range(ranks)], gate, client)
+        gate, client = self.join_gate(ranks, instance=instance)
+        return IslandEngine([self.join(rank, ranks, instance=instance) for rank in range(ranks)], gate, client)
 
     def connect(
         self,
@@ -211,11 +212,12 @@ class Islands:
         *,
         refusal: str | None = None,
         pod: str = "pod",
+        instance: str | None = None,
     ) -> ArmClient:
         """Start an arm, whatever it is."""
         client = ArmClient(
             self._node / "arm.sock",
-            ArmIdentity("test", "pool", pod, rank, ranks),
+            ArmIdentity("test", "pool", pod, rank, ranks, instance),
             live,
             gate,
             refusal=refusal,
