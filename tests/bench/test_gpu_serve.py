@@ -80,7 +80,8 @@ def test_a_small_run_without_a_gpu_ends_with_every_figure(run: Path) -> None:
     assert [] == facts["errors"]
     assert table(facts) in (run / "serve.txt").read_text(encoding="utf-8")
     for share in ("share_0.00085", "share_0.01"):
-        assert facts[share]["pauses"]["count"] > 0
+        # On a slow machine no answer of so few tokens may be in flight at the commit; then there is no pause to tell.
+        assert facts[share]["pauses"] is None or facts[share]["pauses"]["count"] > 0
         assert len(facts[share]["steps"]) == len(facts[share]["publish_to_serving"]) == 1
     assert all("loss" in facts[name] for name in ("staging", "sweeping", "sweeping_without_rest"))
     assert facts["sweeping"]["sweeps"] > 0
