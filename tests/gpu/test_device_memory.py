@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from syncline.delta import Delta
 from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, FrameCorrupt, LayoutRefused
 from syncline.kernels.gpu.batch import Staged
+from syncline.testing.tables import encode_delta
 from syncline.testing.weight_run import WeightRun
 from syncline.wire.records import TilingPart
 from syncline.wire.tensors import TensorSpec, TensorTable
@@ -195,10 +196,30 @@ def steps_of(share: float, codec: str) -> Steps:
 
 @pytest.mark.parametrize("codec", ["context", "raw"])
 def test_another_base_is_corrupt_by_tensor_and_frame(codec: str) -> None:
-    steps = steps_of(0.3, codec)
+    sizes, random = Sizes(ways=1, **TINY), np.random.default_rng(1)
+    still, moving = 0x3F80, 0x3C00
+    old: dict[str, NDArray[Any]] = {}
+    new: dict[str, NDArray[Any]] = {}
+    for spec in (
+        sizes.table.tensors
+    ):  # where a unit stands still says its exponent, so that the table must tell one from the other
+        exponents = np.where(random.random(spec.units) < 0.5, still, moving)
+        old[spec.name] = (exponents | random.integers(0, 0x7F, spec.units)).astype(np.uint16)
+        new[spec.name] = old[spec.name] + ((exponents == moving) & (random.random(spec.units) < 0.3)).astype(np.uint16)
+    chunks: list[tuple[str, bytes]] = []
+    encode_delta(
+        sizes.table,
+        old,
+        new,
+        nonce=lambda: bytes(16),
+        sink=lambda ref, data: chunks.append((ref.blake3, data)),
+        tiling=SMALL,
+        codec=codec,
+    )
+    steps = Steps(sizes, SMALL, [old, new], [Delta.parse(sizes.table, SMALL.tiling, chunks)])
     twins = Twins.at(steps, 0, 0)
     for store in twins.device.stores:
-        store ^= 0x3F80
+        store ^= still ^ moving
     kept = [store.copy() for store in twins.device.stores]
     with pytest.raises(FrameCorrupt, match=r"frame \d+ of [a-z.0]+weight: "):
         twins.memory.stage(steps.deltas)
