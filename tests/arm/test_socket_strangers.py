@@ -64,7 +64,8 @@ def test_an_arm_that_comes_again_and_again_is_said_once_a_reason(node: Path, con
         wait_until(lambda: "wrong token" in lines[-1].get("reason", ""))
     turned_away = [line["reason"] for line in lines if line["event"] == "arm turned away"]
     assert [
-        "this agent serves pool other, pod is of pool pool; start one of them with the other's --pool"
+        "this agent serves pool other, pod is of pool pool; give the agent --pool pool, or the engine pool other "
+        "(SYNCLINE_POOL; --pool of the reference engine)"
     ] == turned_away[:1]
     assert 2 == len(turned_away)
 

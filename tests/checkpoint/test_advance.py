@@ -326,3 +326,12 @@ def test_nobody_waits_without_end_for_a_process_that_was_stopped(
         else:
             with pytest.raises(CheckpointBusy, match="by another process"), checkpoint.reading():
                 pass
+
+
+def test_weights_without_a_marker_are_refused_by_what_lacks_and_where_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with (
+        pytest.raises(SourceNotReady, match=r"holds weights but no \.syncline/marker\.json; .*<node-dir>/checkpoint"),
+        Checkpoint.open(tmp_path).reading(),
+    ):
+        pass

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from syncline.clock import SystemClock
+from syncline.clock import ManualClock, SystemClock
 from syncline.errors import EngineUnavailable
 from syncline.logs import logger
 from syncline.versions import Policy
@@ -217,7 +218,7 @@ def make() -> Iterator[Make]:
             core,
             names,
             TERMS,
-            clock=SystemClock(),
+            clock=more.pop("clock", SystemClock()),
             unfit=unfit,
             asleep=asleep,
             still=still,
@@ -238,6 +239,18 @@ def make() -> Iterator[Make]:
         assert not core.thread.is_alive()
         assert core.gate is not None
         core.gate.fail("the test is over")  # whatever it left under way
+
+
+def test_the_log_says_at_most_once_a_minute_that_requests_are_refused(make: Make) -> None:
+    clock = ManualClock()
+    core, _gate = make(failed="nobody has proven it", clock=clock)
+    with capture_logs() as lines:
+        for number, passed in enumerate([0.0, 1.0, 58.0, 1.0, 1.0]):
+            clock.advance(passed)
+            core.ask(f"r{number}", 1)
+            assert (1, "error") == core.told(f"r{number}")
+    refused = "requests are answered with an error: not proven (nobody has proven it); see the agent's /readyz"
+    assert [refused, refused] == [line["event"] for line in lines]
 
 
 def write(gate: CoreGate, number: int, policy: Policy = Policy.KEEP) -> None:

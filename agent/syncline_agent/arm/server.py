@@ -272,7 +272,8 @@ class ArmServer:
             raise ProtocolViolation(f"wrong token; give the engine the token file {self._token_file.name} of this node")
         if self._pool is not None and hello.pool != self._pool:
             raise ProtocolViolation(
-                f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}; start one of them with the other's --pool"
+                f"this agent serves pool {self._pool}, {hello.pod} is of pool {hello.pool}; give the agent --pool {hello.pool}, or the "
+                f"engine pool {self._pool} (SYNCLINE_POOL; --pool of the reference engine)"
             )
         arm = Arm(channel, hello, process=channel.peer_process(), closing=self._telling.left)
         self._island.join(arm, lambda: channel.send(messages.Welcome(protocol=messages.PROTOCOL)))

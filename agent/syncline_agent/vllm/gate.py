@@ -24,6 +24,7 @@ from syncline_agent.arm.turns import short_turns
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.hooks import look_up
 
+REFUSAL_EVERY_S = 60.0
 ASLEEP = "the engine sleeps, and its weights are not in memory; nothing was written: wake it, and it follows"
 Outputs = Mapping[int, Any]
 """Of one step: by client, what vLLM sends to it."""
@@ -94,6 +95,9 @@ class CoreGate:
         self._failed = failed
         self._terms = terms
         self._log = log
+        self._clock = clock
+        self._refusal_told: float | None = None
+        """When the log last said that requests are refused."""
         self._still = still
         self._wake = _Waking(lambda: core.input_queue.put_nowait(terms.wakeup))
         self._gate = StepGate(self._wake, clock, patience)
@@ -270,9 +274,14 @@ class CoreGate:
 
     def admit(self, request: Any) -> bool:
         """Whether a request may begin; one that may not is answered with an error."""
-        if self.error is None:
+        reason = self.error
+        if reason is None:
             self.names.freshen(request)
             return True
+        now = self._clock.monotonic()
+        if self._refusal_told is None or now - self._refusal_told >= REFUSAL_EVERY_S:
+            self._refusal_told = now
+            self._log.warning(f"requests are answered with an error: not proven ({reason}); see the agent's /readyz")
         self._core._send_error_outputs_to_client([request.request_id], request.client_index)
         return False
 

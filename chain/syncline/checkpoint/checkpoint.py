@@ -193,6 +193,11 @@ class Checkpoint:
 
     def _not_ready(self) -> SourceNotReady:
         why = f" ({self.damage})" if self.damage else ""
+        if not why and next(self.path.glob("*.safetensors"), None) is not None:
+            return SourceNotReady(
+                f"{self.path} holds weights but no .syncline/marker.json; wait until it is materialized, or pass "
+                "<node-dir>/checkpoint, which the agent writes"
+            )
         return SourceNotReady(f"{self.path} holds no whole version{why}; wait until it is materialized")
 
     def _layout(self) -> tuple[TensorTable, Places]:
