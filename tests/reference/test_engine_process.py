@@ -15,6 +15,7 @@ from syncline import faults
 from syncline.errors import EngineUncertain
 from syncline.versions import Policy
 from syncline_agent.arm.server import ArmServer
+from syncline_agent.testing.islands import wait_until
 
 Start = Callable[..., Any]
 
@@ -98,6 +99,27 @@ def test_an_engine_killed_in_its_write_comes_back_proven_and_follows(
     assert 3 == agent.commit(3, Policy.KEEP).version
     assert agent.sweep().proven
     tiny.check_replay(again.complete()["choices"][0])
+
+
+def test_a_second_engine_on_one_socket_is_turned_away_and_takes_over_when_the_first_is_gone(
+    tiny: Any, agent: ArmServer, start_engine: Start
+) -> None:
+    first = start_engine()
+    assert agent.wait_connected(10)
+    second = start_engine(ready=False)
+    refused = (
+        f"pod pod-0 has two engines on this socket; end the older one (process {first.process.pid} and its children)"
+    )
+    wait_until(lambda: second.status()["applied"] is not None)  # it has loaded
+    wait_until(lambda: second.status()["arm"] == f"refused: {refused}")
+    assert (refused, None) == (agent.describe().second, agent.describe().error)
+    agent.stage(tiny.request(1, 2))
+    assert 2 == agent.commit(2, Policy.KEEP).version
+    assert (2, 1) == (first.status()["applied"]["version"], second.status()["applied"]["version"])
+    first.kill()
+    second.wait_ready()
+    agent.stage(tiny.request(1, 3))
+    assert 3 == agent.commit(3, Policy.KEEP).version
 
 
 def test_the_kill_points_inside_the_engine_are_two() -> None:

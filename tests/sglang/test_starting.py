@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from syncline.testing.sglang_routes import SglangStandIn
 from syncline_agent.reload.routes import Routes
 from syncline_agent.sglang.__main__ import main
 from syncline_agent.sglang.loader import NAME
+from syncline_agent.sglang.placement import start_of
 from syncline_agent.sglang.starting import arm_server
 
 
@@ -72,3 +75,16 @@ def test_what_is_no_sglang_server_is_said(server: SglangStandIn, routes: Routes)
     server.routes["GET", "/server_info"] = lambda _: Reply(200, {})
     with pytest.raises(EngineUnavailable, match="is it an SGLang server"):
         arm_server(routes)
+
+
+def test_a_start_is_named_by_the_process_that_launched_it_and_by_when_that_began(tmp_path: Path) -> None:
+    def named(launcher: int, stat: str) -> str | None:
+        (tmp_path / str(launcher)).mkdir(exist_ok=True)
+        (tmp_path / str(launcher) / "stat").write_text(stat, "utf-8")
+        return start_of(launcher, tmp_path)
+
+    fields = " ".join(map(str, range(3, 53)))  # the third field on, each its own number
+    assert "7-22" == named(7, f"7 (sglang ) (x) {fields}")
+    assert "8-22" == named(8, f"8 (sglang) {fields}")
+    assert (None, None) == (named(9, "9 (sglang) S 1"), start_of(10, tmp_path))
+    assert start_of(os.getpid()) == start_of(os.getpid()) != start_of(os.getppid())

@@ -16,6 +16,7 @@ import pytest
 from syncline.errors import LayoutRefused, Rejected
 from syncline_agent.vllm import hooks, register
 from syncline_agent.vllm.hooks import Hook, check_hooks
+from syncline_agent.vllm.rank import instance_of
 from syncline_agent.vllm.settings import CpuLinear, KvPolicy, VllmSettings
 
 
@@ -106,3 +107,10 @@ def test_the_installed_vllm_has_every_hook(vllm_python: Path) -> None:
     code = "from syncline_agent.vllm.hooks import check_hooks; check_hooks(); print('all there')"
     done = subprocess.run([str(vllm_python), "-c", code], capture_output=True, text=True, timeout=280)
     assert "all there" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("config", "instance"), [({"instance_id": "1f3a"}, "1f3a"), ({"instance_id": ""}, None), ({}, None)]
+)
+def test_a_start_is_named_as_vllm_names_it_to_all_its_processes(config: dict[str, str], instance: str | None) -> None:
+    assert instance == instance_of(types.SimpleNamespace(**config))
