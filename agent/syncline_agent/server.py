@@ -47,7 +47,9 @@ def make_app(
             why = now.engine.unprovable if now.engine is not None else None
             return web.Response(text=f"served unproven: version {applied.version} (--serve-unproven yes): {why}\n")
         if now.in_service and applied is not None:
-            return web.Response(text=f"proven: version {applied.version}\n")
+            second = now.engine.second if now.engine is not None else None
+            also = "" if second is None else f"; {second}"
+            return web.Response(text=f"proven: version {applied.version}{also}\n")
         return web.Response(status=503, text=f"not proven: {now.error or now.phase.value}\n")
 
     async def live(_request: web.Request) -> web.Response:

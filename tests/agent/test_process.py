@@ -136,6 +136,11 @@ async def test_readiness_is_proof_and_nothing_else() -> None:
         reporter.say(run="r", applied=applied, in_service=True, lag_versions=90, lag_seconds=1e4, error="store is down")
         answer = await client.get("/readyz")
         assert (200, "proven: version 7\n") == (answer.status, await answer.text())
+        reporter.say(engine=EngineDescription("vllm", "p", "pod", 1, applied, second="pod has two engines"))
+        answer = await client.get("/readyz")
+        assert (200, "proven: version 7; pod has two engines\n") == (answer.status, await answer.text())
+        engine = (await (await client.get("/status")).json())["engine"]
+        assert "pod has two engines" == engine["error"]
         body = await (await client.get("/status")).json()
         assert (7, True, 90, "store is down") == (
             body["applied"]["version"],
