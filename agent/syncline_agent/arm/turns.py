@@ -4,7 +4,7 @@ A loop that launches kernels gives the interpreter away with every launch, and a
 of five milliseconds: many times what a launch takes. A full collection keeps it for as long as it takes to look at everything that an
 engine holds, a tenth of a second and more, and the objects of a delta bring one about at every second stage. Both settings belong to
 the whole process, so who asks is counted for the whole process, and the last one to leave puts back what was found. Where somebody else
-changed it meanwhile, theirs stays.
+set the interval or began to collect meanwhile, theirs stays; a collector that somebody else stopped meanwhile cannot be told from ours.
 """
 
 from __future__ import annotations
