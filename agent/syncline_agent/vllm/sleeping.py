@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 import torch
 from structlog.typing import FilteringBoundLogger
 
-from syncline.checkpoint import Checkpoint
-from syncline.delta import Delta
 from syncline.errors import DigestMismatch, EngineUnavailable
-from syncline.wire.digest import Digest
-from syncline.wire.tensors import TensorTable
-from syncline.wire.tiling import Tiling
-from syncline_agent.arm.layout import Layout
+from syncline_agent.arm.guarded import GuardedMemory
 from syncline_agent.arm.live import LiveWeights
-from syncline_agent.arm.memory import Changes, Memory
-from syncline_agent.arm.placing import Part
+from syncline_agent.arm.memory import Memory
 
 
-class SleepingMemory:
-    """A `Memory` around another: the same while the engine is awake; asleep, EngineUnavailable."""
+class SleepingMemory(GuardedMemory):
+    """The same as what it is around while the engine is awake; asleep, EngineUnavailable."""
 
     def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+        super().__init__(memory)
         self._change = threading.Condition()
         self._readers = 0
         self._away: str | None = None
@@ -48,61 +41,17 @@ class SleepingMemory:
             self._away = None
 
     @contextmanager
-    def _reading(self) -> Iterator[Memory]:
+    def _touching(self) -> Iterator[None]:
         with self._change:
             if self._away is not None:
                 raise EngineUnavailable(f"{self._away}; nothing was read or written")
             self._readers += 1
         try:
-            yield self._memory
+            yield
         finally:
             with self._change:
                 self._readers -= 1
                 self._change.notify_all()
-
-    # --- Memory
-
-    @property
-    def table(self) -> TensorTable:
-        return self._memory.table
-
-    @property
-    def layout(self) -> Layout:
-        return self._memory.layout
-
-    @property
-    def tiling(self) -> Tiling:
-        return self._memory.tiling
-
-    @property
-    def slice_units(self) -> int:
-        return self._memory.slice_units
-
-    def parts(self, tensor: int) -> Sequence[Part]:
-        return self._memory.parts(tensor)
-
-    def digests(self, tensor: int, parts: range) -> Sequence[Digest]:
-        with self._reading() as memory:
-            return memory.digests(tensor, parts)
-
-    def stage(self, deltas: Sequence[Delta], *, executor: Executor | None = None) -> Changes:
-        with self._reading() as memory:
-            return memory.stage(deltas, executor=executor)
-
-    def stage_checkpoint(self, checkpoint: Checkpoint, *, executor: Executor | None = None) -> Changes:
-        with self._reading() as memory:
-            return memory.stage_checkpoint(checkpoint, executor=executor)
-
-    def scatter(self, changes: Changes, *, undo: bool) -> None:
-        with self._reading() as memory:
-            memory.scatter(changes, undo=undo)
-
-    def read_back(self, changes: Changes, *, undo: bool) -> Sequence[str]:
-        with self._reading() as memory:
-            return memory.read_back(changes, undo=undo)
-
-    def warm_up(self) -> None:
-        self._memory.warm_up()
 
 
 class Sleeper:
