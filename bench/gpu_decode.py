@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu import require_gpu
+from gpu import milliseconds, require_gpu
 from gpu_sectors import distinct, touch
 from numpy.typing import NDArray
 
@@ -166,19 +166,6 @@ def frame(index: int, *, bands: bool) -> Frame:
         return Frame(index * FRAME, 1, FRAME, FRAME)
     matrix, band = divmod(index, BANDS)
     return Frame(matrix * BANDS * FRAME + band * 256, FRAME // 256, 256, 256 * BANDS)
-
-
-def milliseconds(run: Callable[[], object], times: int = 5) -> float:
-    run()
-    best = float("inf")
-    for _ in range(times):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end))
-    return best
 
 
 def same(flat: torch.Tensor, row: torch.Tensor) -> bool:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gpu import require_gpu
-from gpu_decode import DISTINCT, SHARE_GB, Pair, Row, adam_like, frame, laid_out, milliseconds, packed_codes
+from gpu import milliseconds, require_gpu
+from gpu_decode import DISTINCT, SHARE_GB, Pair, Row, adam_like, frame, laid_out, packed_codes
 
 from syncline.codecs.base import FrameChange
 from syncline.codecs.context.alphabets import ALPHABETS

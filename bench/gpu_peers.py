@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu import require_gpu
-from gpu_decode import SHARE_GB, Pair, adam_like, laid_out, milliseconds, packed_codes
+from gpu import milliseconds, require_gpu
+from gpu_decode import SHARE_GB, Pair, adam_like, laid_out, packed_codes
 
 ALGORITHMS = ("LZ4", "Zstd", "ANS", "Bitcomp")
 DISTINCT = 128

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+from bench.gpu import milliseconds
 from bench.serving import shapes
 from safetensors import safe_open
 
@@ -136,20 +137,6 @@ def _masked(mask: torch.Tensor) -> Facts:
     if not torch.equal(torch.as_tensor(codec.decode(packed), device="cuda").view(torch.uint8).view(-1), mask):
         raise SystemExit("nvCOMP's LZ4 did not bring the mask back")
     return {"lz4_gb": packed.buffer_size / 1e9, "lz4_decode_ms": milliseconds(lambda: codec.decode(packed))}
-
-
-def milliseconds(run: Callable[[], object], times: int = 5) -> float:
-    """The least of some, by device events."""
-    run()
-    best = float("inf")
-    for _ in range(times):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end))
-    return best
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
