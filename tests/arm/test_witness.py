@@ -51,24 +51,31 @@ def test_a_commit_and_an_undo_are_told_while_what_they_led_to_is_kept_inside(
     assert (True, True) == (kept, still_kept)
 
 
-def test_of_a_commit_that_failed_after_its_first_write_nobody_can_tell_what_came_before(
-    node: Path, join: Callable[..., IslandRank], ask: Callable[..., StageRequest]
-) -> None:
+def told_of_a_commit_broken_at(
+    call: str, why: str, node: Path, join: Callable[..., IslandRank], ask: Callable[..., StageRequest]
+) -> list[Crossing]:
+    """What was told by the time that the commit of version 2 had failed because the gate broke at `call`."""
     gate = Gate()
     told: list[Crossing] = []
 
     def breaks() -> None:
-        raise EngineUncertain("the loop is gone")
+        raise EngineUncertain(why)
 
     with ArmServer(node / "arm.sock", timeouts=TIMES, witness=told.append) as server:
         join(0, 2, gate=gate)
         join(1, 2)
         assert server.wait_connected(10)
         server.stage(ask(1, 2))
-        gate.breaks["resume"] = breaks
-        with pytest.raises(EngineUncertain, match="the loop is gone"):
+        gate.breaks[call] = breaks
+        with pytest.raises(EngineUncertain, match=why):
             server.commit(2, Policy.KEEP)
-        _, failed = told
+        return list(told)
+
+
+def test_of_a_commit_that_failed_after_its_first_write_nobody_can_tell_what_came_before(
+    node: Path, join: Callable[..., IslandRank], ask: Callable[..., StageRequest]
+) -> None:
+    _, failed = told_of_a_commit_broken_at("resume", "the loop is gone", node, join, ask)
     assert failed.before is not None
     assert (1, None, None, None) == (failed.before.version, failed.after, failed.spans, failed.ended)
 
@@ -76,21 +83,8 @@ def test_of_a_commit_that_failed_after_its_first_write_nobody_can_tell_what_came
 def test_a_commit_that_was_given_up_before_its_first_write_is_none(
     node: Path, join: Callable[..., IslandRank], ask: Callable[..., StageRequest]
 ) -> None:
-    gate = Gate()
-    told: list[Crossing] = []
-
-    def breaks() -> None:
-        raise EngineUncertain("it does not stand")
-
-    with ArmServer(node / "arm.sock", timeouts=TIMES, witness=told.append) as server:
-        join(0, 2, gate=gate)
-        join(1, 2)
-        assert server.wait_connected(10)
-        server.stage(ask(1, 2))
-        gate.breaks["write"] = breaks
-        with pytest.raises(EngineUncertain, match="it does not stand"):
-            server.commit(2, Policy.KEEP)
-        assert [(None, 1)] == versions(told)
+    told = told_of_a_commit_broken_at("write", "it does not stand", node, join, ask)
+    assert [(None, 1)] == versions(told)
 
 
 def test_an_engine_that_leaves_and_comes_with_another_version_is_told_before_what_it_keeps_inside_leaves(
