@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from syncline_agent.testing.islands import (
     IslandRank,
     Islands,
     ScriptedGate,
+    breaking_once,
     described_version,
     is_proven,
     silence,
@@ -140,19 +140,11 @@ def test_a_rank_that_writes_half_and_fails_is_undone_with_all_others(
     engine = start(2)
     assert server.wait_connected(10)
     server.stage(ask(1, 2))
-    failed = threading.Event()
-
-    def fail_once(point: str) -> None:
-        if point == "apply.scattering" and not failed.is_set():
-            failed.set()
-            raise MemoryError("one rank only")
-
-    faults.install_hook(fail_once)
-    try:
-        with pytest.raises(EngineUncertain, match="one rank only"):
-            server.commit(2, Policy.KEEP)
-    finally:
-        faults.install_hook(None)
+    with (
+        breaking_once("apply.scattering", MemoryError("one rank only")),
+        pytest.raises(EngineUncertain, match="one rank only"),
+    ):
+        server.commit(2, Policy.KEEP)
     assert engine.gate.serves is None
     server.undo(1)
     assert server.sweep().proven

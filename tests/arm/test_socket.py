@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from syncline import faults
 from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, LayoutRefused
 from syncline.testing.weight_run import WeightRun
 from syncline.versions import Policy
@@ -22,7 +21,7 @@ from syncline_agent.arm.island import Island
 from syncline_agent.arm.parts import stage_message
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import StageRequest
-from syncline_agent.testing.islands import HELLO, ScriptedGate, WholeRank, described_version, wait_until
+from syncline_agent.testing.islands import HELLO, ScriptedGate, WholeRank, breaking_once, described_version, wait_until
 
 Ask = Callable[..., StageRequest]
 
@@ -142,19 +141,11 @@ def test_a_rank_that_dies_in_its_write_makes_the_island_uncertain_until_it_is_wh
     first, second = connect(0, 2), connect(1, 2)
     assert server.wait_connected(10)
     server.stage(ask(1, 2))
-    failed = threading.Event()
-
-    def fail_once(point: str) -> None:
-        if point == "apply.scattering" and not failed.is_set():
-            failed.set()
-            raise MemoryError("one rank only")
-
-    faults.install_hook(fail_once)
-    try:
-        with pytest.raises(EngineUncertain, match="one rank only"):
-            server.commit(2, Policy.KEEP)
-    finally:
-        faults.install_hook(None)
+    with (
+        breaking_once("apply.scattering", MemoryError("one rank only")),
+        pytest.raises(EngineUncertain, match="one rank only"),
+    ):
+        server.commit(2, Policy.KEEP)
     described = server.describe()
     assert described.error is not None
     assert described.applied is None or not described.applied.proven

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from syncline import faults
 from syncline.clock import SystemClock
 from syncline.errors import EngineUnavailable
 from syncline.testing.weight_run import WeightRun, Weights
@@ -281,3 +283,20 @@ def wait_until(true: Callable[[], bool]) -> None:
             return
         pause.wait(0.01)
     raise AssertionError(f"it did not happen within {WAIT_S:g} seconds")
+
+
+@contextmanager
+def breaking_once(point: str, error: Exception) -> Iterator[None]:
+    """Whichever rank comes to `point` first meets `error` there; the others pass."""
+    broken = threading.Event()
+
+    def break_first(reached: str) -> None:
+        if reached == point and not broken.is_set():
+            broken.set()
+            raise error
+
+    faults.install_hook(break_first)
+    try:
+        yield
+    finally:
+        faults.install_hook(None)
