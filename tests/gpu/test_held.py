@@ -56,6 +56,35 @@ def test_any_frames_are_launched_as_each_by_itself(shifts, places, data: st.Data
         assert expected == kind.view(row).reshape(-1).tolist()
 
 
+def test_tensors_that_are_held_whole_are_held_frame_by_frame() -> None:
+    shapes = {"a": ("BF16", [16, 12], 1), "b": ("F32", [40], 0), "c": ("BF16", [0, 4], 0), "d": ("BF16", [7, 9], 0)}
+    table = TensorTable(
+        tensors=[TensorSpec(name=n, dtype=dtype, shape=shape, axis=axis) for n, (dtype, shape, axis) in shapes.items()]
+    )
+    kinds = {"BF16": torch.int16, "F32": torch.int32}
+    stores = [torch.zeros(spec.units + 3, dtype=kinds[spec.dtype])[3:] for spec in table.tensors]
+    grids = [spec.grid(TILING) for spec in table.tensors]
+    each = [
+        HeldFrame(tensor, index, grids[tensor].frame(index), tensor, grids[tensor].frame(index))
+        for tensor in range(4)
+        for index in range(grids[tensor].count)
+    ]
+    wanted = HeldFrames.of(table, TILING, stores, each)
+    found = HeldFrames.whole(table, TILING, list(enumerate(stores)))
+    assert len(wanted.kinds) == len(found.kinds) == 2
+    for kind, same in zip(wanted.kinds, found.kinds, strict=True):
+        assert (kind.anchor.data_ptr(), kind.device) == (same.anchor.data_ptr(), same.device)
+        for name in ("tensors", "indices", "wide", "narrow", "walks", "runs", "store_of"):
+            assert getattr(kind, name).tolist() == getattr(same, name).tolist()
+            assert getattr(kind, name).dtype == getattr(same, name).dtype
+    assert found.of_tensor(2) is None
+    for tensor in (0, 1, 3):
+        one, other = wanted.of_tensor(tensor), found.of_tensor(tensor)
+        assert one is not None
+        assert other is not None
+        assert (one[0], one[1].tolist()) == (other[0], other[1].tolist())
+
+
 def test_launches_of_any_number_of_frames_are_aligned_alike_so_that_none_waits_for_a_compiler() -> None:
     stores = [torch.zeros(1100, dtype=torch.int16)]
     frames = [held(tensor, index, 0, 130 * (4 * tensor + index), 8) for tensor in (0, 1) for index in range(4)]

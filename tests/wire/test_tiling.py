@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FormatInvalid
-from syncline.wire.tiling import Frame, Tiling, grid
+from syncline.wire.limits import DIMENSION_MAX
+from syncline.wire.tiling import Frame, FrameGrid, Tiling, grid
 
 SMALL = Tiling(min_units=8, max_units=64, ways=16)
 
@@ -29,6 +30,19 @@ def test_frames_cover_every_unit_exactly_once(shape: list[int], data: st.DataObj
     cut = grid(shape, axis, SMALL)
     covered = np.concatenate([np.zeros(0, np.int64), *(units_of(cut.frame(i)) for i in range(cut.count))])
     assert np.array_equal(np.arange(prod(shape)), np.sort(covered))
+
+
+@given(shape=shapes, data=st.data())
+def test_the_columns_of_a_grid_are_its_frames(shape: list[int], data: st.DataObject) -> None:
+    cut = grid(shape, data.draw(st.integers(0, len(shape) - 1)), SMALL)
+    found = cut.columns()
+    rows = zip(found.bases.tolist(), found.runs.tolist(), found.lengths.tolist(), found.strides.tolist(), strict=True)
+    assert [cut.frame(i) for i in range(cut.count)] == [Frame(*row) for row in rows]
+
+
+def test_the_columns_of_the_largest_tensor_are_exact() -> None:
+    cut = FrameGrid(1, DIMENSION_MAX, 1, (1 << 12) - 1, 1)
+    assert [cut.frame(i).base for i in (1, 77, cut.count - 1)] == cut.columns().bases[[1, 77, -1]].tolist()
 
 
 @given(shape=shapes, data=st.data())

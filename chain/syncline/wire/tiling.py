@@ -10,10 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from syncline.errors import FormatInvalid
 from syncline.wire.limits import DIMENSION_MAX, FRAME_MAX_UNITS, FRAME_MIN_UNITS, FRAME_WAYS
+
+_GRIDS = 64
+"""Of tensors of different shapes, whose columns are remembered: a model has few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,16 @@ class Frame:
     def offset(self, position: int) -> int:
         """The tensor's unit at frame-relative `position`."""
         return self.base + position // self.length * self.stride + position % self.length
+
+
+@dataclass(frozen=True, slots=True)
+class FrameColumns:
+    """All frames of a grid, field by field: an entry a frame, for those who look at none by itself. Not to be written."""
+
+    bases: NDArray[np.int64]
+    runs: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    strides: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +94,33 @@ class FrameGrid:
         first, last = piece * self.inner // self.pieces, (piece + 1) * self.inner // self.pieces
         length = (high - low) * self.inner if self.pieces == 1 else last - first
         return Frame(low * self.inner + first, self.outer, length, self.axis * self.inner)
+
+    def columns(self) -> FrameColumns:
+        """What `frame` gives for every index."""
+        return _columns(self)
+
+
+@lru_cache(maxsize=_GRIDS)
+def _columns(grid: FrameGrid) -> FrameColumns:
+    bands, pieces = _cuts(grid.axis, grid.bands), _cuts(grid.inner, grid.pieces)
+    low, high = (np.repeat(cuts, grid.pieces) for cuts in (bands[:-1], bands[1:]))
+    first, last = (np.tile(cuts, grid.bands) for cuts in (pieces[:-1], pieces[1:]))
+    lengths = (high - low) * grid.inner if grid.pieces == 1 else last - first
+    columns = FrameColumns(
+        low * grid.inner + first, np.full_like(low, grid.outer), lengths, np.full_like(low, grid.axis * grid.inner)
+    )
+    for column in (columns.bases, columns.runs, columns.lengths, columns.strides):
+        column.flags.writeable = False
+    return columns
+
+
+def _cuts(size: int, parts: int) -> NDArray[np.int64]:
+    """at * size // parts for 0 to `parts`, which must fit: not so the product of a large tensor's size."""
+    at = np.arange(parts + 1, dtype=np.int64)
+    if not parts:
+        return at
+    whole, rest = divmod(size, parts)
+    return at * whole + at * rest // parts
 
 
 def grid(shape_units: Sequence[int], axis: int, tiling: Tiling) -> FrameGrid:

@@ -8,7 +8,7 @@ Made once for the stores that an engine computes with; knows no deltas. Geometry
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from syncline.kernels.gpu.host import check_reached
 from syncline.wire.digest import seeds
 from syncline.wire.limits import FRAME_MAX_UNITS
 from syncline.wire.tensors import TensorTable
-from syncline.wire.tiling import Frame, Tiling
+from syncline.wire.tiling import Frame, FrameGrid, Tiling
 
 Rows = NDArray[np.int64]
 _NONE = -1
@@ -129,70 +129,115 @@ class HeldFrames:
                     count = table.tensors[held.tensor].grid(tiling).count
                     rows[held.tensor] = len(kinds), np.full(count, _NONE, np.int64)
                 rows[held.tensor][1][held.index] = row
-            kinds.append(_kind(table, stores, members, device))
+            kinds.append(_kind(table, stores, _Columns.of(members), device))
         return cls(kinds, rows)
 
     @classmethod
-    def whole(cls, table: TensorTable, tiling: Tiling, tensors: Sequence[tuple[int, Tensor]]) -> Self:
-        """Tensors by their index, each whole in a store of its own."""
-        return cls.of(table, tiling, [store for _, store in tensors], _all_frames(table, tiling, tensors))
+    def whole(
+        cls,
+        table: TensorTable,
+        tiling: Tiling,
+        tensors: Sequence[tuple[int, Tensor]],
+        *,
+        device: torch.device | None = None,
+    ) -> Self:
+        """Tensors by their index, each whole in a store of its own; else as `of`. Rows of a kind are in the order of the tensors, and of
+        the frames in each: two sets of the same tensors have the same rows."""
+        by_size: dict[int, list[tuple[int, int, FrameGrid]]] = {}
+        for store, (tensor, units) in enumerate(tensors):
+            grid = table.tensors[tensor].grid(tiling)
+            if grid.count:
+                by_size.setdefault(units.element_size(), []).append((tensor, store, grid))
+        stores = [units for _, units in tensors]
+        rows: dict[int, tuple[int, Rows]] = {}
+        kinds: list[Kind] = []
+        for members in by_size.values():
+            first = 0
+            for tensor, _, grid in members:
+                rows[tensor] = len(kinds), np.arange(first, first + grid.count)
+                first += grid.count
+            kinds.append(_kind(table, stores, _Columns.whole(members), device))
+        return cls(kinds, rows)
 
     def of_tensor(self, tensor: int) -> tuple[int, Rows] | None:
         """Number of the tensor's kind, and by frame index its row there, negative for one that is not held as rows."""
         return self._rows.get(tensor)
 
 
-def _all_frames(table: TensorTable, tiling: Tiling, tensors: Sequence[tuple[int, Tensor]]) -> Iterator[HeldFrame]:
-    for store, (tensor, _) in enumerate(tensors):
-        grid = table.tensors[tensor].grid(tiling)
-        for index in range(grid.count):
-            frame = grid.frame(index)
-            yield HeldFrame(tensor, index, frame, store, frame)
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Frames of one unit width, a column a frame."""
+
+    tensors: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    stores: NDArray[np.int64]
+    there: NDArray[np.int64]
+    """In the store: base, runs, length, stride."""
+    within: NDArray[np.int64]
+    """The same in the tensor."""
+
+    @classmethod
+    def of(cls, frames: Sequence[HeldFrame]) -> Self:
+        named = np.array([(h.tensor, h.index, h.store) for h in frames], np.int64).T
+        there = np.array([(h.there.base, h.there.runs, h.there.length, h.there.stride) for h in frames], np.int64).T
+        within = np.array([(h.frame.base, h.frame.runs, h.frame.length, h.frame.stride) for h in frames], np.int64).T
+        return cls(named[0], named[1], named[2], there, within)
+
+    @classmethod
+    def whole(cls, members: Sequence[tuple[int, int, FrameGrid]]) -> Self:
+        """All frames of tensors, each with the number of its store."""
+        counts = [grid.count for _, _, grid in members]
+        each = [grid.columns() for _, _, grid in members]
+        within = np.stack(
+            [np.concatenate([getattr(own, name) for own in each]) for name in ("bases", "runs", "lengths", "strides")]
+        )
+        return cls(
+            np.repeat(np.array([tensor for tensor, _, _ in members], np.int64), counts),
+            np.concatenate([np.arange(count) for count in counts]),
+            np.repeat(np.array([store for _, store, _ in members], np.int64), counts),
+            within,
+            within,
+        )
 
 
-def _kind(
-    table: TensorTable, stores: Sequence[Tensor], frames: Sequence[HeldFrame], device: torch.device | None
-) -> Kind:
-    used = sorted({held.store for held in frames})
+def _kind(table: TensorTable, stores: Sequence[Tensor], frames: _Columns, device: torch.device | None) -> Kind:
+    used = np.unique(frames.stores).tolist()
     if device is not None:
         for store in used:
             check_reached(stores[store], device)
     anchor = next((stores[n] for n in used if stores[n].data_ptr() % PIECE_BYTES == 0), stores[used[0]])
-    origins = {store: _distance(stores[store], anchor) for store in used}
-    seed = {tensor: seeds(table.tensors[tensor].name) for tensor in {held.tensor for held in frames}}
-    there = np.array([(h.there.base, h.there.runs, h.there.length, h.there.stride) for h in frames], np.int64).T
-    within = np.array([(h.frame.base, h.frame.runs, h.frame.length, h.frame.stride) for h in frames], np.int64).T
-    ends = np.array([stores[h.store].numel() for h in frames], np.int64)
-    _check(frames, there, within, ends)
-    base = there[0] + np.array([origins[h.store] for h in frames], np.int64)
-    _, runs, length, stride = there
-    place = {store: n for n, store in enumerate(used)}
-    own = np.array([seed[h.tensor] for h in frames], np.int64).T
+    origins = [_distance(stores[store], anchor) for store in used]
+    place = np.searchsorted(used, frames.stores)
+    _check(frames, np.array([stores[store].numel() for store in used], np.int64)[place])
+    base, runs, length, stride = frames.there
+    base = base + np.array(origins, np.int64)[place]
+    named, which = np.unique(frames.tensors, return_inverse=True)
+    own = np.array([seeds(table.tensors[tensor].name) for tensor in named.tolist()], np.int64)[which].T
+    within = frames.within
     return Kind(
         anchor,
         device or anchor.device,
-        np.array([h.tensor for h in frames], np.int32),
-        np.array([h.index for h in frames], np.int64),
+        frames.tensors.astype(np.int32),
+        frames.indices,
         np.stack([base, stride, within[0], within[3], own[0], own[1]]),
         np.stack([length, runs * length, within[2]]).astype(np.int32),
         _walks(anchor, base, runs, length, stride),
         within[1] == 1,
-        [(stores[store], origins[store]) for store in used],
-        np.array([place[h.store] for h in frames], np.int32),
+        [(stores[store], origin) for store, origin in zip(used, origins, strict=True)],
+        place.astype(np.int32),
     )
 
 
-def _check(
-    frames: Sequence[HeldFrame], there: NDArray[np.int64], within: NDArray[np.int64], ends: NDArray[np.int64]
-) -> None:
-    base, runs, length, stride = there
+def _check(frames: _Columns, ends: NDArray[np.int64]) -> None:
+    base, runs, length, stride = frames.there
     units = runs * length
     last = base + np.maximum(runs - 1, 0) * stride + length
     wrong = (units < 1) | (units > FRAME_MAX_UNITS) | (base < 0) | (stride < 0) | (last > ends)
-    wrong |= units != within[1] * within[2]
+    wrong |= units != frames.within[1] * frames.within[2]
     if wrong.any():
-        held, end = frames[int(wrong.argmax())], int(ends[int(wrong.argmax())])
-        raise ValueError(f"{held.there} in store {held.store} of {end} units does not hold {held.frame}")
+        at = int(wrong.argmax())
+        there, within = Frame(*frames.there[:, at].tolist()), Frame(*frames.within[:, at].tolist())
+        raise ValueError(f"{there} in store {frames.stores[at]} of {ends[at]} units does not hold {within}")
 
 
 def _walks(
