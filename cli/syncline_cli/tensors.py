@@ -69,8 +69,8 @@ def _shares(
         for section in parse(reader.chunk(ref), what=reader.keys.chunk(ref.blake3), frames_of=frames_of).sections:
             share = shares[section.tensor]
             share.codecs.add(CODEC_NAMES.get(section.codec, f"codec {section.codec}"))
-            share.changed += sum(frame.changed for frame in section.frames)
-            share.size_bytes += sum(len(frame.payload) for frame in section.frames)
+            share.changed += int(section.frames.changed.sum())
+            share.size_bytes += len(section.frames.payloads)
         done += ref.size
         progress("fetch", done, total)
     return shares

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.delta import CodecChoice, Delta, DeltaEncoder, stage_tensor
 from syncline.errors import Corrupt, FormatInvalid
-from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
+from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Frames, Section, pack
 from syncline.wire.limits import CODEC_CONTEXT, CODEC_RAW, CODEC_SPARSE, CODEC_XOR_ZSTD
 from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorSpec, TensorTable
@@ -32,7 +32,7 @@ def chunk(*sections: Section) -> bytes:
 
 
 def section(tensor: int, *frames: tuple[int, int], codec: int = CODEC_RAW, params: bytes = b"") -> Section:
-    return Section(tensor, codec, [EncodedFrame(index, changed, b"x") for index, changed in frames], params)
+    return Section(tensor, codec, Frames.of([EncodedFrame(index, changed, b"x") for index, changed in frames]), params)
 
 
 def tabled(codec: int) -> bytes:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from syncline.delta import CodecChoice, Delta, DeltaEncoder, scatter, stage_tensor
 from syncline.errors import Corrupt, FormatInvalid
 from syncline.wire import dtypes
-from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
+from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Frames, Section, pack
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
 
@@ -50,7 +50,7 @@ def by_reader(scripts: Scripts, dtype: str, old: Sequence[int], data: bytes) -> 
 
 
 def chunk(payload: bytes, table: bytes, *, changed: int, params: bytes = b"\x00\x0f") -> bytes:
-    section = Section(0, CONTEXT, [EncodedFrame(0, changed, payload)], params)
+    section = Section(0, CONTEXT, Frames.of([EncodedFrame(0, changed, payload)]), params)
     return pack(Chunk(bytes(16), [section], [CodecTable(CONTEXT, table)]))
 
 
@@ -251,7 +251,7 @@ def test_neither_looks_into_a_codec_table_that_no_section_names(scripts: Scripts
     text = scripts("context_writer").TableText(lists=[FILLED]).write()
     table = scripts("reader_context").read_table("t", text)
     payload = scripts("context_writer").payload("BF16", table, 15, ONE_UP.old, ONE_UP.new)
-    section = Section(0, CONTEXT, [EncodedFrame(0, 1, payload)], b"\x01\x0f")
+    section = Section(0, CONTEXT, Frames.of([EncodedFrame(0, 1, payload)]), b"\x01\x0f")
     data = pack(Chunk(bytes(16), [section], [CodecTable(CONTEXT, b"no table"), CodecTable(CONTEXT, text)]))
     assert ONE_UP.new == read_by_both(scripts, "BF16", OLD, data)
 

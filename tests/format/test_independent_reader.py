@@ -29,7 +29,7 @@ from syncline.kernels import reference
 from syncline.store.local import LocalStore
 from syncline.testing import grpo_a
 from syncline.wire import dtypes
-from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
+from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Frames, Section, pack
 from syncline.wire.digest import seeds
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling, grid
@@ -246,7 +246,7 @@ def test_both_refuse_a_chunk_with_a_table_of_a_codec_that_has_none(
     codec: int, scripts: Callable[[str], ModuleType]
 ) -> None:
     def both(tables: list[CodecTable]) -> Iterator[Callable[[], list[int]]]:
-        data = pack(Chunk(bytes(16), [Section(0, 1, [EncodedFrame(0, 1, b"\x01\x00")])], tables))
+        data = pack(Chunk(bytes(16), [Section(0, 1, Frames.of([EncodedFrame(0, 1, b"\x01\x00")]))], tables))
         table = TensorTable(tensors=[TensorSpec(name="t", dtype="BF16", shape=[1], axis=0)])
         yield lambda: list(Delta.parse(table, Tiling(), [("c", data)]).tensors)
         yield lambda: [frame.tensor for frame in scripts("reader_chunks").chunk("c", data)]

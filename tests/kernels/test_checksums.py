@@ -10,42 +10,44 @@ from hypothesis import strategies as st
 from syncline.delta import CodecChoice, Delta, DeltaEncoder
 from syncline.errors import FrameCorrupt
 from syncline.kernels.checksums import frame_checksums
-from syncline.wire.chunk import EncodedFrame, frame_checksum
+from syncline.wire.chunk import EncodedFrame, Frames, checksums_one_by_one, frame_checksum
+from syncline.wire.directory import Directory
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
 
 words = st.integers(0, (1 << 32) - 1)
 frames = st.lists(
-    st.tuples(words, st.integers(0, (1 << 40) - 1), st.integers(0, 255), words, st.binary(max_size=40)), max_size=8
+    st.tuples(st.integers(0, (1 << 40) - 1), words, st.binary(max_size=40)).map(lambda own: EncodedFrame(*own)),
+    min_size=1,
+    max_size=4,
 )
+sections = st.lists(st.tuples(words, st.integers(0, 255), frames), max_size=4)
 
 
-@given(frames)
-def test_they_are_those_of_the_format(frames: list[tuple[int, int, int, int, bytes]]) -> None:
-    tensors, indices, codecs, changed, payloads = zip(*frames, strict=True) if frames else ((),) * 5
-    found = frame_checksums(
-        np.frombuffer(b"".join(payloads), np.uint8),
-        np.array([len(payload) for payload in payloads], np.int64),
-        tensors=np.array(tensors, np.uint32),
-        frames=np.array(indices, np.uint64),
-        codecs=np.array(codecs, np.uint8),
-        changed=np.array(changed, np.uint32),
+def directory(sections: list[tuple[int, int, list[EncodedFrame]]]) -> Directory:
+    own = Frames.of([frame for _, _, frames in sections for frame in frames])
+    tensors, codecs, many = (
+        np.array(column, np.int64)
+        for column in ([s[0] for s in sections], [s[1] for s in sections], [len(s[2]) for s in sections])
     )
-    expected = [frame_checksum(t, c, EncodedFrame(i, n, p)) for t, i, c, n, p in frames]
-    assert expected == found.tolist()
+    return Directory([], [], tensors, codecs, [], many, own.indices, own.changed, own.sizes, np.empty(0, np.uint32))
 
 
-def test_payloads_that_end_beyond_the_memory_are_refused() -> None:
-    one = np.ones(1, np.uint32)
-    with pytest.raises(ValueError, match="frames of 9 bytes do not lie in 8"):
-        frame_checksums(
-            np.zeros(8, np.uint8),
-            np.array([9], np.int64),
-            tensors=one,
-            frames=one.astype(np.uint64),
-            codecs=one.astype(np.uint8),
-            changed=one,
-        )
+@given(sections)
+def test_they_are_those_of_the_format(sections: list[tuple[int, int, list[EncodedFrame]]]) -> None:
+    expected = [frame_checksum(tensor, codec, frame) for tensor, codec, frames in sections for frame in frames]
+    read = directory(sections)
+    apart = [Frames.of(frames).payloads for _, _, frames in sections]
+    for buffers in (apart, [memoryview(b"".join(apart))]):
+        assert expected == frame_checksums(buffers, read).tolist()
+        assert expected == checksums_one_by_one(buffers, read).tolist()
+
+
+@pytest.mark.parametrize("buffers", [[8], [4, 5], [9, 4], [10], []])
+def test_payloads_that_lie_in_no_buffer_are_refused(buffers: list[int]) -> None:
+    read = directory([(0, 1, [EncodedFrame(0, 1, bytes(9)), EncodedFrame(1, 1, bytes(5))])])
+    with pytest.raises(ValueError, match="does not lie in a buffer"):
+        frame_checksums([memoryview(bytes(size)) for size in buffers], read)
 
 
 def test_a_bit_flipped_in_any_payload_names_its_frame() -> None:

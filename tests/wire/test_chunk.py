@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import Corrupt, FormatInvalid, FrameCorrupt
-from syncline.wire.chunk import HEADER, Chunk, CodecTable, EncodedFrame, Section, pack, parse
+from syncline.wire.chunk import HEADER, Chunk, CodecTable, EncodedFrame, Frames, Section, pack, parse
 
 NONCE = bytes(range(16))
 
@@ -16,9 +16,9 @@ def example() -> Chunk:
     return Chunk(
         NONCE,
         [
-            Section(3, 1, [EncodedFrame(0, 5, b"abc"), EncodedFrame(4, 7, b"")]),
-            Section(3, 2, [EncodedFrame(5, 1, b"x" * 300)], params=b"\x01"),
-            Section(900_000, 4, [EncodedFrame(1 << 33, 1 << 20, b"defg")]),
+            Section(3, 1, Frames.of([EncodedFrame(0, 5, b"abc"), EncodedFrame(4, 7, b"")])),
+            Section(3, 2, Frames.of([EncodedFrame(5, 1, b"x" * 300)]), params=b"\x01"),
+            Section(900_000, 4, Frames.of([EncodedFrame(1 << 33, 1 << 20, b"defg")])),
         ],
         [CodecTable(5, b"table")],
     )
@@ -45,7 +45,7 @@ def test_any_chunk_round_trips(spec: list, tables: list) -> None:  # type: ignor
     sections = []
     for tensor, codec, params, raw in sorted({s[0]: s for s in spec}.values(), key=lambda s: s[0]):
         by_index = {index: EncodedFrame(index, changed, payload) for index, changed, payload in raw}
-        sections.append(Section(tensor, codec, [by_index[i] for i in sorted(by_index)], params))
+        sections.append(Section(tensor, codec, Frames.of([by_index[i] for i in sorted(by_index)]), params))
     chunk = Chunk(NONCE, sections, [CodecTable(c, d) for c, d in tables])
     assert plain(chunk) == plain(parse(pack(chunk)))
 
@@ -91,7 +91,7 @@ def test_garbage_parses_or_raises_corrupt(garbage: bytes) -> None:
 
 
 def test_a_payload_that_was_exchanged_for_its_neighbour_is_found() -> None:
-    chunk = Chunk(NONCE, [Section(0, 1, [EncodedFrame(0, 1, b"one"), EncodedFrame(1, 1, b"two")])])
+    chunk = Chunk(NONCE, [Section(0, 1, Frames.of([EncodedFrame(0, 1, b"one"), EncodedFrame(1, 1, b"two")]))])
     with pytest.raises(FrameCorrupt, match="frame 0 of tensor 0"):
         parse(pack(chunk).replace(b"onetwo", b"twoone"))
 
@@ -108,4 +108,12 @@ def test_a_count_that_would_allocate_is_refused_by_the_bytes_that_back_it() -> N
 
 def test_sections_out_of_order_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="out of order"):
-        pack(Chunk(NONCE, [Section(2, 1, [EncodedFrame(0, 1, b"")]), Section(1, 1, [EncodedFrame(0, 1, b"")])]))
+        pack(
+            Chunk(
+                NONCE,
+                [
+                    Section(2, 1, Frames.of([EncodedFrame(0, 1, b"")])),
+                    Section(1, 1, Frames.of([EncodedFrame(0, 1, b"")])),
+                ],
+            )
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from blake3 import blake3
 
 from syncline.codecs.base import Codec
-from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Section, pack
+from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Frames, Section, pack
 from syncline.wire.limits import CODEC_TABLES_MAX
 from syncline.wire.records import ChunkRef
 
@@ -48,7 +48,7 @@ class Packer:
     def _close_section(self) -> None:
         if self._open is not None and self._frames:
             tensor, codec = self._open
-            self._sections.append(Section(tensor, codec.id, self._frames, codec.params(self._place(codec))))
+            self._sections.append(Section(tensor, codec.id, Frames.of(self._frames), codec.params(self._place(codec))))
         self._frames = []
         self._open = None
 

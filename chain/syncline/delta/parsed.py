@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 from typing_extensions import Buffer
 
 from syncline.codecs.base import Codec
 from syncline.codecs.registry import SectionCodecs
 from syncline.errors import FormatInvalid
 from syncline.kernels.checksums import frame_checksums
-from syncline.wire.chunk import Chunk, EncodedFrame, Section, parse
+from syncline.wire.chunk import Chunk, EncodedFrame, parse
 from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
@@ -47,7 +46,7 @@ class Delta:
                 memoryview(data),
                 what=f"chunk {name}",
                 frames_of=_frames_of(table, tiling, name),
-                checksums=_checksums,
+                checksums=frame_checksums,
             )
             if isinstance(named, ChunkRef):
                 _check_span(named, chunk)
@@ -84,19 +83,6 @@ def _frames_of(table: TensorTable, tiling: Tiling, name: str) -> Callable[[int],
         return table.tensors[tensor].grid(tiling).count
 
     return count
-
-
-def _checksums(payloads: memoryview, sections: Sequence[Section]) -> Sequence[int]:
-    frames = [frame for section in sections for frame in section.frames]
-    many = [len(section.frames) for section in sections]
-    return frame_checksums(
-        np.frombuffer(payloads, np.uint8) if len(payloads) else np.empty(0, np.uint8),
-        np.array([len(frame.payload) for frame in frames], np.int64),
-        tensors=np.repeat(np.array([section.tensor for section in sections], np.uint32), many),
-        frames=np.array([frame.index for frame in frames], np.uint64),
-        codecs=np.repeat(np.array([section.codec for section in sections], np.uint8), many),
-        changed=np.array([frame.changed for frame in frames], np.uint32),
-    ).tolist()
 
 
 def _check_span(ref: ChunkRef, chunk: Chunk) -> None:

@@ -9,6 +9,7 @@ The same numbers as `wire.chunk.frame_checksum`, which says what is summed up an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.kernels.compiling import INT, U8, U32, array, compiled_as
+from syncline.wire.directory import Directory, Sums
 
 _POLYNOMIAL = 0xEDB88320
 _STEP = 8
@@ -24,29 +26,36 @@ _PREFIX_BYTES = 17
 """Tensor u32, frame u64, codec u8, changed u32."""
 
 
-def frame_checksums(
-    payloads: NDArray[np.uint8],
-    lengths: NDArray[np.int64],
-    *,
-    tensors: NDArray[np.uint32],
-    frames: NDArray[np.uint64],
-    codecs: NDArray[np.uint8],
-    changed: NDArray[np.uint32],
-) -> NDArray[np.uint32]:
-    """Of frames whose payloads of these `lengths` lie one behind the other. ValueError where that is not so."""
-    if int(lengths.sum()) > payloads.size or (lengths < 0).any():
-        raise ValueError(f"frames of {int(lengths.sum())} bytes do not lie in {payloads.size}")
-    prefixes = np.zeros((lengths.size, _PREFIX_BYTES), np.uint8)
-    for at, column in (
-        (0, tensors.astype("<u4")),
-        (4, frames.astype("<u8")),
-        (12, codecs),
-        (13, changed.astype("<u4")),
-    ):
-        prefixes[:, at : at + column.itemsize] = column.view(np.uint8).reshape(lengths.size, column.itemsize)
-    found = np.empty(lengths.size, np.uint32)
-    _compiled()(payloads, lengths, prefixes.reshape(-1), _tables(), found)
+def frame_checksums(payloads: Sequence[memoryview], directory: Directory) -> Sums:
+    """Of all frames of a directory, as `wire.chunk.pack` and `parse` take them. ValueError where a payload lies in no buffer."""
+    sizes, ends = np.ascontiguousarray(directory.sizes), np.cumsum(directory.sizes)
+    prefixes = _prefixes(directory)
+    found = np.empty(sizes.size, np.uint32)
+    done = filled = 0
+    for buffer in payloads:
+        filled += len(buffer)
+        upto = max(int(np.searchsorted(ends, filled, side="right")), done)
+        own = np.frombuffer(buffer, np.uint8) if len(buffer) else np.empty(0, np.uint8)
+        if own.size != sizes[done:upto].sum() or (sizes[done:upto] < 0).any():
+            break
+        _compiled()(own, sizes[done:upto], prefixes[done:upto].reshape(-1), _tables(), found[done:upto])
+        done = upto
+    if done < sizes.size:
+        raise ValueError(
+            f"frame {done} of {sizes.size} does not lie in a buffer of payloads by its {sizes[done]} bytes"
+        )
     return found
+
+
+def _prefixes(directory: Directory) -> NDArray[np.uint8]:
+    prefixes = np.empty((directory.indices.size, _PREFIX_BYTES), np.uint8)
+    heads = (directory.tensors.astype("<u4"), directory.codecs.astype(np.uint8))
+    tensors, codecs = (np.repeat(column, directory.frames) for column in heads)
+    at = 0
+    for column in (tensors, directory.indices.astype("<u8"), codecs, directory.changed.astype("<u4")):
+        prefixes[:, at : at + column.itemsize] = column.view(np.uint8).reshape(-1, column.itemsize)
+        at += column.itemsize
+    return prefixes
 
 
 @cache

@@ -1,37 +1,39 @@
 """Chunks: the stored objects that carry frames, shared codec tables and nothing else.
 
-A chunk is a fixed header, a directory of varints, then table bytes and frame payloads back to back. The directory is small because
-small models are nearly all framing: about nine bytes a frame. Parsing copies nothing; every count and length is checked before it is
-used, against the chunk's own size and, where the caller knows the tensors, against the frames that they have: nine hostile bytes would
-else become an object of several hundred.
+A chunk is a fixed header, a directory of varints (`wire.directory`), then table bytes and frame payloads back to back. The directory is
+small because small models are nearly all framing: about nine bytes a frame. Parsing copies no payload; every count and length is checked
+before it is used.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Self
+
+import numpy as np
 
 from syncline.errors import FormatInvalid, FrameCorrupt
-from syncline.wire.limits import (
-    CHUNK_FORMAT,
-    CHUNK_MAGIC,
-    CHUNK_MAX_BYTES,
-    CODEC_TABLE_MAX_BYTES,
-    CODEC_TABLES_MAX,
-    FRAME_MAX_UNITS,
-    SECTION_PARAMS_MAX_BYTES,
-    TENSORS_MAX,
+from syncline.wire.directory import (
+    FRAME_INDEX_MAX,
+    Column,
+    Counts,
+    Directory,
+    Read,
+    Sums,
+    Write,
+    read_directory,
+    write_directory,
 )
-from syncline.wire.varint import put_varint
+from syncline.wire.limits import CHUNK_FORMAT, CHUNK_MAGIC, CHUNK_MAX_BYTES
 
 HEADER = struct.Struct("<4sHH16sIII")
 """magic, format, flags (0), nonce, sections, tables, directory bytes."""
 NONCE_BYTES = 16
-FRAME_INDEX_MAX = 1 << 40
 _CRC_PREFIX = struct.Struct("<IQBI")
-_CRC = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,50 @@ class EncodedFrame:
     payload: memoryview | bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Frames:
+    """Frames of one tensor as encoded, an entry a frame in each column; iterating makes an object of each."""
+
+    indices: Column
+    """Which frame of the tensor's grid."""
+    changed: Column
+    """Units that differ from the base; 1..frame units."""
+    sizes: Column
+    """Bytes of the payload."""
+    payloads: memoryview
+    """All, back to back."""
+
+    @classmethod
+    def of(cls, frames: Sequence[EncodedFrame]) -> Self:
+        columns = np.array([(frame.index, frame.changed, len(frame.payload)) for frame in frames], np.int64)
+        indices, changed, sizes = np.ascontiguousarray(columns.reshape(-1, 3).T)
+        payloads = frames[0].payload if len(frames) == 1 else b"".join(frame.payload for frame in frames)
+        return cls(indices, changed, sizes, memoryview(payloads).cast("B"))
+
+    def __len__(self) -> int:
+        return self.indices.size
+
+    def __iter__(self) -> Iterator[EncodedFrame]:
+        places = pairwise(accumulate(self.sizes.tolist(), initial=0))
+        for index, changed, (begin, end) in zip(self.indices.tolist(), self.changed.tolist(), places, strict=True):
+            yield EncodedFrame(index, changed, self.payloads[begin:end])
+
+    def part(self, low: int, high: int) -> Self:
+        """The frames at these places: views."""
+        begin = int(self.sizes[:low].sum())
+        end = begin + int(self.sizes[low:high].sum())
+        columns = (self.indices[low:high], self.changed[low:high], self.sizes[low:high])
+        return type(self)(*columns, self.payloads[begin:end])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Section:
     """Frames of one tensor under one codec."""
 
     tensor: int
     """Index in the tensor table."""
     codec: int
-    frames: Sequence[EncodedFrame]
+    frames: Frames
     params: bytes = b""
     """For the codec: which shared table, and the like."""
 
@@ -81,44 +119,48 @@ def frame_checksum(tensor: int, codec: int, frame: EncodedFrame) -> int:
     return zlib.crc32(frame.payload, zlib.crc32(prefix))
 
 
-Checksums = Callable[[memoryview, Sequence[Section]], Sequence[int]]
-"""`frame_checksum` of all frames of some sections, whose payloads lie one behind the other in this memory."""
+Checksums = Callable[[Sequence[memoryview], Directory], Sums]
+"""`frame_checksum` of all frames of a directory; these buffers hold their payloads, one behind the other, each whole in one of them."""
 
 
-def checksums_one_by_one(payloads: memoryview, sections: Sequence[Section]) -> Sequence[int]:
+def checksums_one_by_one(payloads: Sequence[memoryview], directory: Directory) -> Sums:
     """By the definition."""
-    del payloads
-    return [frame_checksum(section.tensor, section.codec, frame) for section in sections for frame in section.frames]
+    heads = np.repeat(np.stack([directory.tensors, directory.codecs]), directory.frames, axis=1).T.tolist()
+    frames = map(
+        EncodedFrame, directory.indices.tolist(), directory.changed.tolist(), _spans(payloads, directory.sizes)
+    )
+    sums = [frame_checksum(tensor, codec, frame) for (tensor, codec), frame in zip(heads, frames, strict=True)]
+    return np.array(sums, np.uint32)
 
 
-def pack(chunk: Chunk) -> bytes:
-    """Bytes of a chunk. Sections must ascend by (tensor, first frame), frames inside one by index."""
-    directory = bytearray()
-    bodies: list[memoryview | bytes] = []
-    for table in chunk.tables:
-        directory.append(table.codec)
-        put_varint(directory, len(table.data))
-        bodies.append(table.data)
-    previous_tensor = 0
+def _spans(buffers: Sequence[memoryview], sizes: Column) -> Iterator[memoryview]:
+    left, buffer = iter(buffers), memoryview(b"")
+    for size in sizes.tolist():
+        while size and not buffer:
+            buffer = next(left)
+        yield buffer[:size]
+        buffer = buffer[size:]
+
+
+def pack(chunk: Chunk, *, checksums: Checksums = checksums_one_by_one, write: Write = write_directory) -> bytes:
+    """Bytes of a chunk. Sections must ascend by (tensor, first frame), frames inside one by index; ValueError where they do not.
+
+    `checksums` and `write` do the same as what stands here for them, for those who have a quicker way.
+    """
     for section in chunk.sections:
-        put_varint(directory, section.tensor - previous_tensor)
-        previous_tensor = section.tensor
-        directory.append(section.codec)
-        put_varint(directory, len(section.params))
-        directory += section.params
-        put_varint(directory, len(section.frames))
-        expected = 0
-        for frame in section.frames:
-            put_varint(directory, frame.index - expected)
-            expected = frame.index + 1
-            put_varint(directory, frame.changed)
-            put_varint(directory, len(frame.payload))
-            directory += _CRC.pack(frame_checksum(section.tensor, section.codec, frame))
-            bodies.append(frame.payload)
+        if int(section.frames.sizes.sum()) != len(section.frames.payloads):
+            raise ValueError(f"the frames of tensor {section.tensor} are not as long as their payloads")
+    unsummed = _directory(chunk)
+    sums = checksums([section.frames.payloads for section in chunk.sections], unsummed)
+    plain = replace(unsummed, sums=sums)
+    directory = write(plain)
+    if directory is None:
+        directory = write_directory(plain)
     header = HEADER.pack(
         CHUNK_MAGIC, CHUNK_FORMAT, 0, chunk.nonce, len(chunk.sections), len(chunk.tables), len(directory)
     )
-    data = b"".join((header, bytes(directory), *bodies))
+    tables, payloads = (table.data for table in chunk.tables), (section.frames.payloads for section in chunk.sections)
+    data = b"".join((header, directory, *tables, *payloads))
     if len(data) > CHUNK_MAX_BYTES:
         raise FormatInvalid(f"a chunk of {len(data)} bytes is beyond {CHUNK_MAX_BYTES}; close chunks earlier")
     return data
@@ -130,11 +172,12 @@ def parse(
     what: str = "chunk",
     frames_of: Callable[[int], int] = lambda _: FRAME_INDEX_MAX,
     checksums: Checksums = checksums_one_by_one,
+    read: Read = lambda _directory, _counts: None,
 ) -> Chunk:
     """Read a chunk; payloads are views of `data`. Checks every bound and every frame checksum.
 
     `frames_of` says how many frames a tensor has, and raises for one that may not be here: no more is kept than that. `checksums` sums up
-    what was read.
+    what was read, whose payloads lie one behind the other; `read` is tried before the plain reader, and holds to the same bounds.
     FormatInvalid when the structure is wrong, FrameCorrupt when a payload does not match its checksum.
     """
     view = memoryview(data).cast("B")
@@ -151,105 +194,62 @@ def parse(
         )
     if directory_bytes > len(view) - HEADER.size:
         raise FormatInvalid(f"{what} is truncated: its directory of {directory_bytes} bytes ends beyond it")
-    reader = _Directory(view[HEADER.size : HEADER.size + directory_bytes], what)
-    body = view[HEADER.size + directory_bytes :]
-    cursor = 0
-
-    def take(length: int) -> memoryview:
-        nonlocal cursor
-        if length > len(body) - cursor:
-            raise FormatInvalid(f"{what} is truncated: a payload of {length} bytes ends beyond it")
-        cursor += length
-        return body[cursor - length : cursor]
-
-    if table_count > CODEC_TABLES_MAX:
-        raise FormatInvalid(f"{what} has {table_count} codec tables, more than {CODEC_TABLES_MAX}")
-    tables = [CodecTable(reader.byte(), take(reader.varint(CODEC_TABLE_MAX_BYTES))) for _ in range(table_count)]
-    payloads = cursor
-    sections: list[Section] = []
-    promised: list[int] = []
-    tensor = 0
-    previous = (-1, -1)
-    for _ in range(section_count):
-        tensor += reader.varint(TENSORS_MAX)
-        if tensor >= TENSORS_MAX:
-            raise FormatInvalid(f"{what} names tensor {tensor}, beyond {TENSORS_MAX}")
-        codec = reader.byte()
-        params = reader.raw(reader.varint(SECTION_PARAMS_MAX_BYTES))
-        bound = frames_of(tensor)
-        frame_count = reader.varint(FRAME_INDEX_MAX)
-        if frame_count == 0:
-            raise FormatInvalid(f"{what} has a section without frames")
-        frames: list[EncodedFrame] = []
-        expected = 0
-        for _ in range(frame_count):  # bounded: each turn takes bytes off the directory
-            index = expected + reader.varint(FRAME_INDEX_MAX)
-            if index >= bound:
-                raise FormatInvalid(f"{what}: frame {index} is outside the {bound} of tensor {tensor}")
-            if not frames and (tensor, index) <= previous:
-                raise FormatInvalid(f"{what} has sections out of order at tensor {tensor}")
-            expected = index + 1
-            changed = reader.varint(FRAME_MAX_UNITS)
-            if changed == 0:
-                raise FormatInvalid(f"{what} has a frame that changes nothing")
-            length = reader.varint(CHUNK_MAX_BYTES)
-            promised.append(reader.checksum())
-            frames.append(EncodedFrame(index, changed, take(length)))
-        previous = (tensor, frames[-1].index)
-        sections.append(Section(tensor, codec, frames, params))
-    if not reader.at_end or cursor != len(body):
-        raise FormatInvalid(f"{what} has bytes that belong to nothing")
-    found = checksums(body[payloads:], sections)
-    if list(found) != promised:
-        each = ((section.tensor, frame.index) for section in sections for frame in section.frames)
-        tensor, index = next(where for where, a, b in zip(each, found, promised, strict=True) if a != b)
+    written, body = view[HEADER.size : HEADER.size + directory_bytes], view[HEADER.size + directory_bytes :]
+    counts = Counts(table_count, section_count, len(body))
+    found = read(written, counts) or read_directory(written, counts, what=what, frames_of=frames_of)
+    chunk = _cut(bytes(nonce), found, body)
+    sums = checksums([body[sum(found.table_sizes) :]], found)
+    if not np.array_equal(sums, found.sums):
+        at = int(np.argmax(sums != found.sums))
+        tensor = int(np.repeat(found.tensors, found.frames)[at])
         raise FrameCorrupt(
-            f"{what}: frame {index} of tensor {tensor} does not match its checksum; fetch the chunk again"
+            f"{what}: frame {found.indices[at]} of tensor {tensor} does not match its checksum; fetch the chunk again"
         )
-    return Chunk(bytes(nonce), sections, tables)
+    return chunk
 
 
-class _Directory:
-    """A cursor over the directory; every read checks what is left."""
+def _directory(chunk: Chunk) -> Directory:
+    """Without checksums."""
+    sections = chunk.sections
+    columns = [(section.frames.indices, section.frames.changed, section.frames.sizes) for section in sections]
+    none = np.empty(0, np.int64)
+    indices, changed, sizes = (
+        (np.concatenate(column) for column in zip(*columns, strict=True)) if columns else [none] * 3
+    )
+    return Directory(
+        [table.codec for table in chunk.tables],
+        [len(table.data) for table in chunk.tables],
+        np.array([section.tensor for section in sections], np.int64),
+        np.array([section.codec for section in sections], np.int64),
+        [section.params for section in sections],
+        np.array([len(section.frames) for section in sections], np.int64),
+        indices,
+        changed,
+        sizes,
+        np.empty(0, np.uint32),
+    )
 
-    def __init__(self, view: memoryview, what: str) -> None:
-        self._bytes = bytes(view)  # small, and its bytes are read one by one: an index costs less than a view of one
-        self._at = 0
-        self._what = what
 
-    @property
-    def at_end(self) -> bool:
-        return self._at == len(self._bytes)
-
-    def raw(self, length: int) -> bytes:
-        if length > len(self._bytes) - self._at:
-            raise FormatInvalid(f"{self._what} has a directory that ends early")
-        self._at += length
-        return self._bytes[self._at - length : self._at]
-
-    def byte(self) -> int:
-        if self._at == len(self._bytes):
-            raise FormatInvalid(f"{self._what} has a directory that ends early")
-        self._at += 1
-        return self._bytes[self._at - 1]
-
-    def checksum(self) -> int:
-        return int.from_bytes(self.raw(4), "little")
-
-    def varint(self, maximum: int) -> int:
-        """Unsigned LEB128 in its shortest form, at most `maximum`."""
-        data, at, value = self._bytes, self._at, 0  # local: three a frame are read, while an engine computes beside
-        for shift in range(0, 63, 7):
-            if at == len(data):
-                raise FormatInvalid(f"{self._what} has a directory that ends early")
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if byte == 0 and shift:
-                    raise FormatInvalid(f"{self._what} has a varint that is not in its shortest form")
-                if value > maximum:
-                    raise FormatInvalid(f"{self._what} has {value} where at most {maximum} is allowed")
-                self._at = at
-                return value
-        raise FormatInvalid(f"{self._what} has a varint of more than nine bytes")
+def _cut(nonce: bytes, directory: Directory, body: memoryview) -> Chunk:
+    """Payloads and tables where the directory says that they lie."""
+    table_ends = list(accumulate(directory.table_sizes, initial=0))
+    tables = [
+        CodecTable(codec, body[begin:end])
+        for codec, (begin, end) in zip(directory.table_codecs, pairwise(table_ends), strict=True)
+    ]
+    places = np.concatenate([[0], np.cumsum(directory.sizes)]) + table_ends[-1]
+    ends = np.concatenate([[0], np.cumsum(directory.frames)])
+    bounds = zip(pairwise(ends.tolist()), pairwise(places[ends].tolist()), strict=True)
+    heads = zip(directory.tensors.tolist(), directory.codecs.tolist(), directory.params, strict=True)
+    sections = [
+        Section(
+            tensor,
+            codec,
+            Frames(
+                directory.indices[low:high], directory.changed[low:high], directory.sizes[low:high], body[begin:end]
+            ),
+            params,
+        )
+        for (tensor, codec, params), ((low, high), (begin, end)) in zip(heads, bounds, strict=True)
+    ]
+    return Chunk(nonce, sections, tables)

@@ -125,7 +125,7 @@ class Encoded:
         """Bytes of the chunks, by what they are for."""
         parsed = [parse(data) for data in self.chunks]
         tables = sum(len(table.data) for chunk in parsed for table in chunk.tables)
-        payloads = sum(len(f.payload) for chunk in parsed for section in chunk.sections for f in section.frames)
+        payloads = sum(len(section.frames.payloads) for chunk in parsed for section in chunk.sections)
         return {"tables": tables, "headers and sums": self.size_bytes - tables - payloads, "payloads": payloads}
 
 
