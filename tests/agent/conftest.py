@@ -17,6 +17,7 @@ from syncline.checkpoint import materialize
 from syncline.clock import ManualClock
 from syncline.delta import digest_tensor
 from syncline.store.base import WeightStore
+from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.memory import MemoryStore
 from syncline.wire.digest import total
 from syncline.wire.records import AnchorManifest
@@ -92,6 +93,11 @@ class World:
             self.store.put(self.reader.keys.anchor(version), anchor.encode())
 
         return commit
+
+    def scripted(self, *script: tuple[str, str, FaultKind]) -> FaultyStore:
+        """The store with faults of its operations on keys that hold a part, each once and in order."""
+        faults = ScriptedFaults([(operation, part, Fault(kind)) for operation, part, kind in script])
+        return FaultyStore(self.store, faults, clock=self.clock, rng=random.Random(1))
 
     def digest(self, version: int) -> str:
         return self.reader.manifest(version).digest
