@@ -26,6 +26,7 @@ from syncline_agent.healing import Healer
 from syncline_agent.heartbeat import Heart
 from syncline_agent.held import Held
 from syncline_agent.lag import Lag
+from syncline_agent.lane.pins import LOOK_AGAIN_S, Pins
 from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint, path_chunks
 from syncline_agent.nodefiles import NodeFiles, node_trouble
 from syncline_agent.policy import Target, TargetFile
@@ -50,6 +51,7 @@ class Follower:
         targets: TargetFile,
         heart: Heart,
         reporter: Reporter,
+        pins: Pins,
         settings: FollowSettings,
         clock: Clock,
         random: random.Random,
@@ -62,6 +64,7 @@ class Follower:
         self._targets = targets
         self._heart = heart
         self._report = reporter
+        self._pins = pins
         self._settings = settings
         self._clock = clock
         self._random = random
@@ -253,6 +256,10 @@ class Follower:
         return self._enter(Phase.COMMIT)
 
     def _commit(self, chain: Chain, sync: Sync, target: Target) -> float:
+        with self._pins.commit() as may:
+            return self._commit_now(chain, sync, target) if may else self._enter(Phase.COMMIT, LOOK_AGAIN_S)
+
+    def _commit_now(self, chain: Chain, sync: Sync, target: Target) -> float:
         reason = self._chooser.marked_bad(chain, sync.target.version)
         if reason is not None:
             self._log.info("left a staged version that was marked bad", version=sync.target.version, reason=reason)

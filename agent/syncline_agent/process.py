@@ -28,6 +28,7 @@ from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
 from syncline_agent.lane.commits import CommitLog
 from syncline_agent.lane.face import listen_at, make_face
+from syncline_agent.lane.pins import Pins
 from syncline_agent.listening import listen
 from syncline_agent.mirrors import SourceHeads
 from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint
@@ -70,6 +71,7 @@ class Node:
         self.heart = Heart(
             consumers, self.reporter.read, settings=settings.heart, clock=clock, random=_derived(random), log=log
         )
+        self.pins = Pins(clock)
         self.follower = Follower(
             engine=engine,
             chains=_chains(sources, self.files, self.reporter, pool, log),
@@ -78,6 +80,7 @@ class Node:
             targets=TargetFile(settings.target),
             heart=self.heart,
             reporter=self.reporter,
+            pins=self.pins,
             settings=settings.follow,
             clock=clock,
             random=_derived(random),
@@ -166,7 +169,8 @@ async def serve(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     # Whoever waits for a commit there need not be waited for.
-    face = web.AppRunner(make_face(node.reporter.read, commits), access_log=None, shutdown_timeout=0.5)
+    answers = make_face(node.reporter.read, commits, pins=node.pins, wake=machines[0].wake)
+    face = web.AppRunner(answers, access_log=None, shutdown_timeout=0.5)
     await face.setup()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -12,22 +12,33 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
 
+from syncline.clock import ManualClock
 from syncline.errors import Rejected
 from syncline.metrics import Metrics
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.lane.commits import CommitLog
 from syncline_agent.lane.face import listen_at, make_face
+from syncline_agent.lane.pins import Pins
 from syncline_agent.reporting import Reporter
 from syncline_agent.status import Identity
 
 SIX, SEVEN = (Applied("run", "main", version, f"d{version}", True) for version in (6, 7))
 
 
-def ask(path: Path, commits: CommitLog, report: Reporter, what: Callable[[ClientSession], Awaitable[Any]]) -> Any:
+def ask(
+    path: Path,
+    commits: CommitLog,
+    report: Reporter,
+    what: Callable[[ClientSession], Awaitable[Any]],
+    *,
+    pins: Pins | None = None,
+    wake: Callable[[], None] = lambda: None,
+) -> Any:
     """What `what` finds at a face of these parts."""
 
     async def go() -> Any:
-        runner = web.AppRunner(make_face(report.read, commits), access_log=None)
+        face = make_face(report.read, commits, pins=pins or Pins(ManualClock()), wake=wake)
+        runner = web.AppRunner(face, access_log=None)
         await runner.setup()
         try:
             await listen_at(runner, path)
@@ -144,3 +155,42 @@ def test_a_place_for_no_socket_is_named(tmp_path: Path, report: Reporter) -> Non
 
     with pytest.raises(Rejected, match=r"cannot listen at .*--node-dir"):
         ask(tmp_path / "no" / "folder" / "gateway.sock", CommitLog("a1"), report, nothing)
+
+
+def test_a_gateway_has_the_follower_look_at_once(tmp_path: Path, report: Reporter) -> None:
+    looks: list[str] = []
+
+    async def wake(session: ClientSession) -> Any:
+        async with session.post("/v1/wake") as answer:
+            return answer.status
+
+    woken = ask(tmp_path / "gateway.sock", CommitLog("a1"), report, wake, wake=lambda: looks.append("now"))
+    assert (204, ["now"]) == (woken, looks)
+
+
+def test_a_gateway_pins_a_version_until_it_gives_the_pin_back(tmp_path: Path, report: Reporter) -> None:
+    pins = Pins(ManualClock())
+
+    async def pin(session: ClientSession) -> Any:
+        async with session.post("/v1/pins", params={"seconds": "300"}) as answer:
+            granted = answer.status, await answer.json()
+        with pins.commit() as may:
+            assert not may
+        async with session.post("/v1/pins", params={"seconds": "1"}) as answer:
+            refused = answer.status, (await answer.json())["error"]["type"]
+        async with session.delete(f"/v1/pins/{granted[1]['pin']}") as answer:
+            return granted, refused, answer.status, pins.out
+
+    told = ask(tmp_path / "gateway.sock", CommitLog("a1"), report, pin, pins=pins)
+    assert ((201, {"pin": 1, "seconds": 60.0}), (409, "Retryable"), 204, 0) == told
+
+
+@pytest.mark.parametrize("seconds", ["", "x", "0", "-1", "nan", "inf"])
+def test_a_pin_of_no_time_is_refused(tmp_path: Path, report: Reporter, seconds: str) -> None:
+    async def pin(session: ClientSession) -> Any:
+        async with session.post("/v1/pins", params={"seconds": seconds}) as answer:
+            return answer.status, (await answer.json())["error"]["message"]
+
+    code, message = ask(tmp_path / "gateway.sock", CommitLog("a1"), report, pin)
+    assert 400 == code
+    assert "seconds must be a number above 0" in message

@@ -1,11 +1,12 @@
 """What the agent tells a gateway beside the engine, over HTTP on a Unix socket in the node directory: SOCKET.md.
 
-Only answers; nothing here changes what is served.
+Nothing here decides what is served: a gateway can have the follower look at once, and hold a commit back for a bounded time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,14 +17,17 @@ from aiohttp import web
 from syncline.errors import Rejected
 from syncline_agent.engine import Applied
 from syncline_agent.lane.commits import CommitLog, Noted, Page
+from syncline_agent.lane.pins import MOST_PIN_S, Pins
 from syncline_agent.status import Status
 
 SOCKET_MODE = 0o660
 MOST_WAIT_S = 60.0
 
 
-def make_face(status: Callable[[], Status], commits: CommitLog) -> web.Application:
-    """Routes over what is handed in; starts nothing."""
+def make_face(
+    status: Callable[[], Status], commits: CommitLog, *, pins: Pins, wake: Callable[[], None]
+) -> web.Application:
+    """Routes over what is handed in; starts nothing. `wake` has the follower look at once."""
 
     async def show_state(_request: web.Request) -> web.Response:
         return web.json_response(_state(status(), commits))
@@ -33,7 +37,7 @@ def make_face(status: Callable[[], Status], commits: CommitLog) -> web.Applicati
             after = _number(request.query, "after", 0)
             wait_s = min(_number(request.query, "wait", 0), MOST_WAIT_S)
         except ValueError as error:
-            return web.json_response({"error": {"type": "Rejected", "message": str(error)}}, status=400)
+            return _refused(400, str(error))
         page = await _page(commits, after, wait_s)
         return web.json_response(
             {
@@ -44,9 +48,29 @@ def make_face(status: Callable[[], Status], commits: CommitLog) -> web.Applicati
             }
         )
 
+    async def look(_request: web.Request) -> web.Response:
+        wake()
+        return web.Response(status=204)
+
+    async def pin(request: web.Request) -> web.Response:
+        seconds = _seconds(request.query.get("seconds", ""))
+        if seconds is None:
+            return _refused(400, f"seconds must be a number above 0; at most {MOST_PIN_S:g} are granted")
+        granted = pins.grant(seconds)
+        if granted is None:
+            return _refused(409, "a commit is wanted or under way; ask again when it is over")
+        return web.json_response({"pin": granted, "seconds": min(seconds, MOST_PIN_S)}, status=201)
+
+    async def give_back(request: web.Request) -> web.Response:
+        pins.give_back(int(request.match_info["pin"]))
+        return web.Response(status=204)
+
     app = web.Application()
     app.router.add_get("/v1/state", show_state)
     app.router.add_get("/v1/commits", show_commits)
+    app.router.add_post("/v1/wake", look)
+    app.router.add_post("/v1/pins", pin)
+    app.router.add_delete(r"/v1/pins/{pin:\d{1,18}}", give_back)
     return app
 
 
@@ -84,6 +108,19 @@ async def _page(commits: CommitLog, after: int, wait_s: float) -> Page:
         return page
     finally:
         leave()
+
+
+def _refused(status: int, message: str) -> web.Response:
+    kind = "Rejected" if status == 400 else "Retryable"
+    return web.json_response({"error": {"type": kind, "message": message}}, status=status)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:
