@@ -22,6 +22,8 @@ import pytest
 from syncline.store.local import LocalStore
 from syncline.testing.small_qwen import PROMPTS, SmallQwen
 from syncline.testing.vllm_server import QUIET, VllmServer
+from syncline_agent.testing.cores import Core, Cores
+from syncline_agent.vllm.gate import CoreGate
 from syncline_distributor.publisher import Publisher
 
 ROOT = Path(__file__).parents[2]
@@ -287,3 +289,11 @@ def serving(serving_fleet: Fleet) -> Fleet:
     serving_fleet.target()
     serving_fleet.wait_serving(max(serving_fleet.digests))
     return serving_fleet
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., tuple[Core, CoreGate]]]:
+    """Starts a core with its gate; see `Cores.start`."""
+    cores = Cores()
+    yield cores.start
+    cores.end()
