@@ -6,9 +6,8 @@ around a commit, less its median gap.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,7 +35,14 @@ class Case:
     name: str
     node: Node
     engine: VllmProcess
+    fresh: Mapping[int, VllmProcess]
+    """Of each version that is compared, a vLLM without Syncline on what the trainer wrote."""
     facts: Facts
+
+    def close(self) -> None:
+        for engine in (self.engine, *self.fresh.values()):
+            engine.close()
+        self.node.close()
 
 
 def begin(case: Case) -> bool:
@@ -57,6 +63,12 @@ def begin(case: Case) -> bool:
     return True
 
 
+def loads(case: Case) -> int:
+    """How often weights were loaded after the start: of what is followed in place, never."""
+    found = case.engine.found(r"(Loading weights took|Reloading weights)")
+    return len(found) - len(case.facts["loaded_seconds"])
+
+
 def draw(case: Case) -> list[Facts]:
     return case.engine.ask("draw", prompts=PROMPTS, tokens=TOKENS)["drawn"]
 
@@ -75,28 +87,35 @@ def streams(case: Case, into: Facts) -> Iterator[None]:
         ended[finish] = ended.get(finish, 0) + count
 
 
+def change(case: Case, serve: Callable[[], int]) -> Facts:
+    """A change of version, and how it came about."""
+    began = monotonic()
+    version = serve()
+    status = case.node.wait_serving(version, FIRST_S)
+    last = status["last_sync"]
+    return {
+        "version": version,
+        "apply_path": status["apply_path"],
+        "changed": last["changed"],
+        "payload_bytes": last["bytes"],
+        "seconds": monotonic() - began,
+        "stage_seconds": last["seconds"].get("stage", last["seconds"].get("Stage")),
+        "gate_pause_seconds": last["pause_seconds"],
+    }
+
+
 def commit(case: Case, serve: Callable[[], int]) -> Facts:
     """A change of version under streams: how it came about, and what streams saw of it."""
     case.engine.ask("memory")
     raw: Facts = {}
     with streams(case, raw):
-        began = monotonic()
-        version = serve()
-        status = case.node.wait_serving(version)
+        told = change(case, serve)
         seen = monotonic()
-    (memory,) = case.engine.ask("memory")["memory"]
-    last = status["last_sync"]
-    told = {
-        "version": version,
-        "apply_path": status["apply_path"],
-        "changed": last["changed"],
-        "payload_bytes": last["bytes"],
-        "seconds": seen - began,
-        "stage_seconds": last["seconds"].get("stage", last["seconds"].get("Stage")),
-        "gate_pause_seconds": last["pause_seconds"],
+    memory = case.engine.ask("memory")["memory"]
+    told |= {
         "pauses": pauses(raw["times"], seen),
-        "extra_bytes": memory["most"] - memory["now"],
-        "digest_equal": case.node.verify()["digest"] == case.node.digests[version],
+        "extra_bytes": max(rank["most"] - rank["now"] for rank in memory),
+        "digest_equal": case.node.verify()["digest"] == case.node.digests[told["version"]],
     }
     print(case.name, json.dumps(told), flush=True)  # a run that is cut off has said this much
     return told
@@ -113,21 +132,35 @@ def pauses(times: Sequence[Sequence[Sequence[float]]], seen: float) -> list[floa
     return found
 
 
-def first(case: Case) -> None:
-    """The first delta, alone: what a commit needs is compiled, and the codec's kernels for these tensors as it is staged."""
-    case.node.model.step()
-    version, seconds = case.node.publish()
-    last = case.node.wait_serving(version, FIRST_S)["last_sync"]
-    case.facts["first"] = {
-        "publish_seconds": seconds,
-        "stage_seconds": last["seconds"]["stage"],
-        "gate_pause_seconds": last["pause_seconds"],
-    }
+def at_rest(case: Case, version: int) -> Facts:
+    """A change to a version that is there already, without streams."""
+
+    def pin() -> int:
+        case.node.target(version)
+        return version
+
+    told = change(case, pin)
+    told["digest_equal"] = case.node.verify()["digest"] == case.node.digests[version]
+    case.facts.setdefault("changes", []).append(told)
+    print(case.name, json.dumps(told), flush=True)
+    return told
 
 
-def follow(case: Case, told: argparse.Namespace) -> dict[str, list[Facts]]:
-    """Deltas, an undo and more deltas under streams. Returns what was drawn of each version, and after the undo."""
-    node, drawn = case.node, {"2": draw(case)}
+def visit(case: Case, newest: int) -> dict[str, list[Facts]]:
+    """Every version up to the newest, and back by one. Returns what was drawn of each, and after going back."""
+    drawn: dict[str, list[Facts]] = {}
+    for version in range(2, newest + 1):
+        at_rest(case, version)
+        drawn[str(version)] = draw(case)
+    at_rest(case, newest - 1)
+    drawn[f"{newest - 1} again"] = draw(case)
+    return drawn
+
+
+def follow(case: Case, commits: int) -> None:
+    """Deltas and an undo under streams, while nothing else runs."""
+    node, done = case.node, case.facts.setdefault("commits", [])
+    newest = max(node.digests)
 
     def step() -> int:
         node.model.step()
@@ -135,37 +168,27 @@ def follow(case: Case, told: argparse.Namespace) -> dict[str, list[Facts]]:
         case.facts.setdefault("publish_seconds", []).append(seconds)
         return version
 
-    def back(version: int) -> Callable[[], int]:
-        def pin() -> int:
+    def pin(version: int) -> Callable[[], int]:
+        def serve() -> int:
             node.target(version)
             return version
 
-        return pin
+        return serve
 
-    done = case.facts.setdefault("commits", [])
-    newest = told.compared + 2
-    for version in range(3, newest + 1):
-        done.append(commit(case, step))
-        drawn[str(version)] = draw(case)
-    done.append(commit(case, back(newest - 1)))
-    drawn[f"{newest - 1} again"] = draw(case)
-    case.facts["again_as_before"] = drawn[f"{newest - 1} again"] == drawn[str(newest - 1)]
-    done.append(commit(case, back(newest)))
+    done += [commit(case, pin(newest)), commit(case, pin(newest - 1)), commit(case, pin(newest))]
     node.target()
-    for _ in range(told.more_commits):
+    for _ in range(commits):
         done.append(commit(case, step))
         node.forget(done[-1]["version"])
-    case.facts["reloads"] = len(case.engine.found(r"(Loading weights took|Reloading weights)")) - 1
-    return drawn
 
 
 def nap(case: Case) -> dict[str, list[Facts]]:
     """Sleep with the weights kept, while a version comes; sleep with them thrown away."""
     node, engine, facts = case.node, case.engine, case.facts
+    at_rest(case, 2)
     drawn = {"2": draw(case)}
     engine.ask("sleep", level=1)
-    node.model.step()
-    node.publish()
+    node.target(3)
     sleep(2.0)
     asleep: Status = node.status() or {}
     facts["asleep"] = {name: asleep.get(name) for name in ("applied", "lag_versions", "error", "in_service")}
@@ -178,13 +201,40 @@ def nap(case: Case) -> dict[str, list[Facts]]:
     engine.ask("sleep", level=2)
     engine.ask("wake", tags=["weights"])
     engine.ask("wake", tags=["kv_cache"])
-    facts["served_without_weights"] = [answer["finish"] for answer in draw(case)]
     began = monotonic()
-    node.wait(lambda: (node.status() or {}).get("apply_path") == "checkpoint", "a checkpoint in the engine", 60)
+    facts["served_without_weights"] = [answer["finish"] for answer in draw(case)]
+    facts["without_weights"] = {name: (node.status() or {}).get(name) for name in ("applied", "error", "in_service")}
+    healed = node.wait(lambda: _healed(node), "a checkpoint in the engine", FIRST_S)
     node.wait_serving(3)
     facts["healed_seconds"] = monotonic() - began
+    facts["healed_path"] = healed["apply_path"]
     facts["healed_digest_equal"] = node.verify()["digest"] == node.digests[3]
     drawn["3 again"] = draw(case)
-    facts["again_as_before"] = drawn["3 again"] == drawn["3"]
-    facts["reloads"] = len(engine.found(r"(Loading weights took|Reloading weights)")) - 1
     return drawn
+
+
+def _healed(node: Node) -> Status | None:
+    status = node.status() or {}
+    return status if status.get("apply_path") == "checkpoint" else None
+
+
+def compare(case: Case, drawn: Mapping[str, list[Facts]]) -> None:
+    """Whether the vLLM that was started on a version draws what the one that followed drew of it."""
+    equal = case.facts["equal_to_fresh"] = {}
+    for version, fresh in case.fresh.items():
+        case.facts.setdefault("fresh_start_seconds", []).append(fresh.wait_ready(START_S))
+        right = fresh.ask("draw", prompts=PROMPTS, tokens=TOKENS)["drawn"]
+        case.facts.setdefault("fresh_loaded_seconds", []).extend(
+            map(float, fresh.found(r"Loading weights took ([0-9.]+)"))
+        )
+        for name, found in drawn.items():
+            if name.split()[0] == str(version):
+                equal[name] = {
+                    part: [a[part] == b[part] for a, b in zip(found, right, strict=True)]
+                    for part in ("tokens", "logprobs")
+                }
+        fresh.close()
+    for name, found in drawn.items():
+        if name.endswith("again"):
+            case.facts["again_as_before"] = found == drawn[name.split()[0]]
+    case.facts["versions_differ"] = len({json.dumps([a["tokens"] for a in found]) for found in drawn.values()})

@@ -39,6 +39,7 @@ class Engine:
                 max_num_seqs=32,
                 max_num_batched_tokens=2048,
                 kv_cache_memory_bytes=kv_bytes or None,
+                gpu_memory_utilization=0.2,  # must be free when it starts, and several share a GPU
                 enable_sleep_mode=sleeps,
                 enforce_eager=eager,
                 **({} if eager else {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]}),

@@ -19,7 +19,8 @@ def report(facts: Facts) -> str:
 
 
 def _case(name: str, case: Facts) -> Iterator[str]:
-    yield f"{name}: {case['weights_bytes'] / 1e9:.2f} GB of weights"
+    ranks = case.get("ranks", 1)
+    yield f"{name}: {case['weights_bytes'] / 1e9:.2f} GB of weights{f' on {ranks} ranks' if ranks > 1 else ''}"
     if "probed_seconds" in case:
         yield (
             f"  start: layout probed in {_listed(case['probed_seconds'], 1, ' s')}, weights loaded in"
@@ -27,9 +28,7 @@ def _case(name: str, case: Facts) -> Iterator[str]:
         )
         yield from (f"  vLLM: {told}" for told in [*case["kernels"], *case["graphs"]])
     yield from (f"  refused: {told}" for told in case.get("refused", []))
-    if "first" in case:
-        told = case["first"]
-        yield f"  first delta: staged in {told['stage_seconds']:.1f} s, gate {1e3 * told['gate_pause_seconds']:.1f} ms"
+    yield from _changes(case.get("changes", []))
     yield from _commits(case.get("commits", []))
     if "streams_ended" in case:
         yield f"  streamed requests ended: {case['streams_ended']}"
@@ -45,6 +44,16 @@ def _case(name: str, case: Facts) -> Iterator[str]:
         yield f"  versions drawn from that differ: {case['versions_differ']}"
     if "failed" in case:
         yield f"  failed: {case['failed'].strip().splitlines()[-1]}"
+
+
+def _changes(changes: Sequence[Facts]) -> Iterator[str]:
+    if changes:
+        ways = ", ".join(f"{told['version']} by {told['apply_path']}" for told in changes)
+        equal = sum(told["digest_equal"] for told in changes)
+        yield f"  beside vLLMs that start: versions {ways}; digest of live memory equal {equal} of {len(changes)}"
+        first = changes[0]
+        if first["stage_seconds"] is not None:
+            yield f"  first delta: staged in {first['stage_seconds']:.1f} s, gate {1e3 * first['gate_pause_seconds']:.1f} ms"
 
 
 def _commits(commits: Sequence[Facts]) -> Iterator[str]:
@@ -73,11 +82,21 @@ def _sleep(case: Facts) -> Iterator[str]:
         asleep = case["asleep"]
         yield f"  asleep: version {asleep['applied']['version']}, {asleep['lag_versions']} behind: {asleep['error']}"
     if "wake_seconds" in case:
-        yield f"  woken and swept in {1e3 * case['wake_seconds']:.0f} ms, then followed by {case['woken_path']}"
+        yield (
+            f"  woken and swept in {1e3 * case['wake_seconds']:.0f} ms, then followed by {case['woken_path']}, digest of live"
+            f" memory equal: {case.get('woken_digest_equal')}"
+        )
     if "served_without_weights" in case:
-        yield f"  requests after a sleep that threw the weights away ended with {case['served_without_weights']}"
+        without = case["without_weights"]
+        yield (
+            f"  after a sleep that threw the weights away requests ended with {case['served_without_weights']}; in service:"
+            f" {without['in_service']}, because: {without['error']}"
+        )
     if "healed_seconds" in case:
-        yield f"  healed by a checkpoint in {case['healed_seconds']:.1f} s, digest equal: {case['healed_digest_equal']}"
+        yield (
+            f"  healed by a {case['healed_path']} in {case['healed_seconds']:.1f} s, digest of live memory equal:"
+            f" {case['healed_digest_equal']}"
+        )
 
 
 def _listed(numbers: Sequence[float], scale: float, unit: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,10 @@ class VllmProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # the core and workers of one that did not end by itself
+        except ProcessLookupError:
+            pass
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         out = self._process.stdout

@@ -56,6 +56,8 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
         {
             "bf16": {
                 "weights_bytes": 1.5e9,
+                "ranks": 2,
+                "changes": [{**commit, "version": 2}, {**commit, "version": 3, "digest_equal": False}],
                 "commits": [commit, {**commit, "apply_path": "undo", "stage_seconds": None, "digest_equal": False}],
                 "equal_to_fresh": {"3": {"tokens": [True, True, False]}},
                 "reloads": 0,
@@ -66,7 +68,18 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
                 "refused": ["layout refused: why"],
                 "failed": "Traceback\nValueError: gone\n",
             },
-            "compare_failed": "Traceback\nOSError: full",
+            "sleep": {
+                "weights_bytes": 1.0,
+                "wake_seconds": 0.03,
+                "woken_path": "delta",
+                "woken_digest_equal": True,
+                "served_without_weights": ["error"],
+                "without_weights": {"in_service": False, "error": "weights are others"},
+                "healed_path": "checkpoint",
+                "healed_seconds": 1.25,
+                "healed_digest_equal": True,
+            },
+            "moe was not prepared": "Traceback\nOSError: full",
         }
     )
     assert "1 by delta, 1 with the digest of live memory equal: gate 3.00 ms; streams half 3.0 ms" in told
@@ -76,4 +89,9 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
     assert "gone back to draws as before, bit for bit: True" in told
     assert "refused: layout refused: why" in told
     assert "failed: ValueError: gone" in told
-    assert "compare_failed: OSError: full" in told
+    assert "1.50 GB of weights on 2 ranks" in told
+    assert "versions 2 by delta, 3 by delta; digest of live memory equal 1 of 2" in told
+    assert "first delta: staged in 0.5 s, gate 3.0 ms" in told
+    assert "requests ended with ['error']; in service: False, because: weights are others" in told
+    assert "healed by a checkpoint in 1.2 s, digest of live memory equal: True" in told
+    assert "moe was not prepared: OSError: full" in told
