@@ -132,7 +132,7 @@ def test_what_a_link_in_the_folder_leads_to_is_never_written(run: StoredRun, tmp
     file.symlink_to(elsewhere)
     before = elsewhere.read_bytes()
     with pytest.raises(LayoutRefused, match="is a link"):
-        checkpoint.advance([run.manifests[3]], [Delta({})])
+        checkpoint.advance([run.manifests[3]], [Delta.of({})])
     made(run, 5, path)
     assert (before, False) == (elsewhere.read_bytes(), file.is_symlink())
 

@@ -73,7 +73,7 @@ def test_a_delta_changes_the_end_of_a_tensor_beyond_four_gigabytes(sparse_memory
     encoder.add(0, old, new)
     encoder.finish()
     coded = Delta.parse(part, one_frame, [("part", chunks[0])]).frames(0)[0]
-    delta = Delta({0: {grid.count - 1: coded}})
+    delta = Delta.of({0: {grid.count - 1: coded}})
     staged = stage_tensor(whole, tiling, 0, sparse_memory, [delta])
     scatter(whole.tensors[0], tiling, sparse_memory, staged)
     assert read_back(whole.tensors[0], tiling, sparse_memory, staged)

@@ -270,7 +270,7 @@ def test_frames_that_change_nearly_everywhere_are_staged_whole_and_take_their_bi
 
 def test_a_delta_of_nothing_writes_nothing() -> None:
     twins = Twins.at(steps_of(0.3, "context"), 0, 0)
-    changes = twins.memory.stage([Delta({})])
+    changes = twins.memory.stage([Delta.of({})])
     assert (0, 0, [], {}) == (changes.changed, changes.nbytes, changes.tensors, changes.digests)
     twins.memory.scatter(changes, undo=False)
     assert [] == twins.memory.read_back(changes, undo=False)

@@ -15,6 +15,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from syncline import faults
 from syncline.checkpoint.durable import naming_full_disk, remove_durably, write_durably
 from syncline.checkpoint.journal import Change, Intent, JournalWriter, SealedJournal
@@ -133,14 +135,14 @@ def advance_in_place(
 
 def _parts(tensor: int, grid: FrameGrid, unit_bytes: int, deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
     """The same deltas of one tensor, some frames at a time."""
-    layers = [delta.frames(tensor) for delta in deltas]
+    changing = [delta.columns.indices[delta.columns.of_tensor(tensor)] for delta in deltas]
     some: list[int] = []
     held = 0
 
     def part() -> list[Delta]:
-        return [Delta({tensor: {i: layer[i] for i in some if i in layer}}) for layer in layers]
+        return [delta.part(tensor, some[0], some[-1]) for delta in deltas]
 
-    for index in sorted({index for layer in layers for index in layer}):
+    for index in map(int, np.unique(np.concatenate(changing))):
         size = grid.frame(index).units * unit_bytes
         if some and held + size > STAGED_BYTES:
             yield part()

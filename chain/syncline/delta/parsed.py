@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
+import numpy as np
 from typing_extensions import Buffer
 
 from syncline.codecs.base import Codec
 from syncline.codecs.registry import SectionCodecs
+from syncline.delta.columns import Column, Columns
 from syncline.errors import FormatInvalid
+from syncline.kernels import directory as directories
 from syncline.kernels.checksums import frame_checksums
-from syncline.wire.chunk import Chunk, EncodedFrame, parse
+from syncline.wire.chunk import EncodedFrame, ReadChunk, read_chunk
+from syncline.wire.directory import Directory
 from syncline.wire.records import ChunkRef
-from syncline.wire.tensors import TensorTable
+from syncline.wire.tensors import Grids, TensorTable
 from syncline.wire.tiling import Tiling
 
 
@@ -29,8 +34,24 @@ class CodedFrame:
 class Delta:
     """One parsed delta. Payloads are views of the chunk buffers that it was parsed from, and keep them alive."""
 
-    def __init__(self, frames: Mapping[int, Mapping[int, CodedFrame]]) -> None:
-        self._frames = frames
+    def __init__(self, columns: Columns, codecs: Sequence[Codec], payloads: Sequence[memoryview]) -> None:
+        """All frames; their codecs and the buffers of their payloads, by the numbers that the columns give them."""
+        self.columns = columns
+        self.codecs = codecs
+        self.payloads = payloads
+
+    @classmethod
+    def of(cls, frames: Mapping[int, Mapping[int, CodedFrame]]) -> Self:
+        """From single frames, by tensor and index."""
+        each = [(tensor, index, own[index]) for tensor, own in sorted(frames.items()) for index in sorted(own)]
+        rows = [
+            (tensor, index, coded.frame.changed, number, number, 0, len(coded.frame.payload))
+            for number, (tensor, index, coded) in enumerate(each)
+        ]
+        columns = Columns(*np.array(rows, np.int64).reshape(-1, 7).T.copy())
+        return cls(
+            columns, [coded.codec for *_, coded in each], [memoryview(coded.frame.payload) for *_, coded in each]
+        )
 
     @classmethod
     def parse(cls, table: TensorTable, tiling: Tiling, chunks: Iterable[tuple[ChunkRef | str, Buffer]]) -> Self:
@@ -39,54 +60,114 @@ class Delta:
         FormatInvalid when a chunk names tensors, frames or codecs that do not exist, a frame twice, or other tensors than its entry
         says; FrameCorrupt on a checksum. Memory is bounded by the table's frames, whatever the chunks say.
         """
-        frames: dict[int, dict[int, CodedFrame]] = {}
+        grids = table.grids(tiling)
+        read = directories.reader(grids.counts)
+        most = int(grids.counts.sum())
+        parts: list[Columns] = []
+        names: list[str] = []
+        codecs: list[Codec] = []
+        payloads: list[memoryview] = []
         for named, data in chunks:
             name = named if isinstance(named, str) else named.blake3
-            chunk = parse(
+            chunk = read_chunk(
                 memoryview(data),
                 what=f"chunk {name}",
-                frames_of=_frames_of(table, tiling, name),
+                frames_of=_frames_of(grids, name),
                 checksums=frame_checksums,
+                read=read,
             )
             if isinstance(named, ChunkRef):
-                _check_span(named, chunk)
-            codecs = SectionCodecs(chunk.tables, what=f"chunk {name}")
-            for section in chunk.sections:
-                spec = table.tensors[section.tensor]
-                grid = spec.grid(tiling)
-                reader = codecs.codec(section.codec, section.params, spec.dtype)
-                of_tensor, least = frames.setdefault(section.tensor, {}), grid.least_units
-                for frame in section.frames:
-                    if frame.changed > least and frame.changed > grid.frame(frame.index).units:
-                        raise FormatInvalid(
-                            f"chunk {name}: frame {frame.index} of {spec.name} changes more units than it has"
-                        )
-                    if frame.index in of_tensor:
-                        raise FormatInvalid(f"chunk {name} has frame {frame.index} of {spec.name} a second time")
-                    of_tensor[frame.index] = CodedFrame(reader, frame)
-        return cls(frames)
+                _check_span(named, chunk.directory)
+            numbers = _numbers(chunk, table, codecs, what=f"chunk {name}")
+            parts.append(_columns(chunk.directory, numbers, len(payloads)))
+            payloads.append(chunk.payloads)
+            names.append(name)
+            _check_units(parts[-1], table, grids, name)
+            if sum(part.count for part in parts) > most:
+                break  # a frame is there twice
+        columns = Columns.joined(parts).ordered()
+        if (at := columns.twice()) is not None:
+            name, spec = names[int(columns.buffers[at])], table.tensors[int(columns.tensors[at])]
+            raise FormatInvalid(f"chunk {name} has frame {columns.indices[at]} of {spec.name} a second time")
+        return cls(columns, codecs, payloads)
 
-    @property
+    @cached_property
     def tensors(self) -> Sequence[int]:
         """Indices of the tensors that change, ascending."""
-        return sorted(self._frames)
+        return np.unique(self.columns.tensors).tolist()
 
     def frames(self, tensor: int) -> Mapping[int, CodedFrame]:
-        """Changed frames of a tensor by frame index."""
-        return self._frames.get(tensor, {})
+        """Changed frames of a tensor by frame index, made at each call: for those who look at one after the other."""
+        own = self.columns.of_tensor(tensor)
+        return {int(self.columns.indices[place]): self.frame(place) for place in range(own.start, own.stop)}
+
+    def frame(self, place: int) -> CodedFrame:
+        """The frame at a place of the columns."""
+        said = self.columns
+        begin, payload = int(said.starts[place]), self.payloads[int(said.buffers[place])]
+        frame = EncodedFrame(
+            int(said.indices[place]), int(said.changed[place]), payload[begin : begin + int(said.sizes[place])]
+        )
+        return CodedFrame(self.codecs[int(said.codecs[place])], frame)
+
+    def part(self, tensor: int, first: int, last: int) -> Self:
+        """The changed frames of one tensor from index `first` to `last`."""
+        own = self.columns.of_tensor(tensor)
+        low, high = np.searchsorted(self.columns.indices[own], [first, last + 1]).tolist()
+        return type(self)(self.columns.at(slice(own.start + low, own.start + high)), self.codecs, self.payloads)
 
 
-def _frames_of(table: TensorTable, tiling: Tiling, name: str) -> Callable[[int], int]:
+def _frames_of(grids: Grids, name: str) -> Callable[[int], int]:
     def count(tensor: int) -> int:
-        if tensor >= len(table.tensors):
-            raise FormatInvalid(f"chunk {name} names tensor {tensor} of {len(table.tensors)}")
-        return table.tensors[tensor].grid(tiling).count
+        if tensor >= len(grids.grids):
+            raise FormatInvalid(f"chunk {name} names tensor {tensor} of {len(grids.grids)}")
+        return grids.grids[tensor].count
 
     return count
 
 
-def _check_span(ref: ChunkRef, chunk: Chunk) -> None:
-    span = (chunk.sections[0].tensor, chunk.sections[-1].tensor) if chunk.sections else None
+def _numbers(chunk: ReadChunk, table: TensorTable, codecs: list[Codec], *, what: str) -> Column:
+    """Of each section its codec's number in the list, which grows by those that are new."""
+    known: dict[int, int] = {}
+    of_chunk, said = SectionCodecs(chunk.tables, what=what), chunk.directory
+    numbers = np.empty(said.tensors.size, np.int64)
+    sections = zip(said.tensors.tolist(), said.codecs.tolist(), said.params, strict=True)
+    for place, (tensor, codec, params) in enumerate(sections):
+        bound = of_chunk.codec(codec, params, table.tensors[int(tensor)].dtype)
+        if id(bound) not in known:  # kept in the list, and so its name here
+            known[id(bound)] = len(codecs)
+            codecs.append(bound)
+        numbers[place] = known[id(bound)]
+    return numbers
+
+
+def _columns(said: Directory, codecs: Column, buffer: int) -> Columns:
+    ends = np.cumsum(said.sizes)
+    return Columns(
+        np.repeat(said.tensors, said.frames),
+        said.indices,
+        said.changed,
+        np.repeat(codecs, said.frames),
+        np.full(said.indices.size, buffer),
+        ends - said.sizes,
+        said.sizes,
+    )
+
+
+def _check_units(frames: Columns, table: TensorTable, grids: Grids, name: str) -> None:
+    doubtful = np.flatnonzero(frames.changed > grids.least_units[frames.tensors])
+    tensors = frames.tensors[doubtful]
+    for tensor in map(int, np.unique(tensors)):
+        own, cut = doubtful[tensors == tensor], grids.grids[tensor].columns()
+        indices = frames.indices[own]
+        beyond = frames.changed[own] > cut.runs[indices] * cut.lengths[indices]
+        if beyond.any():
+            index, spec = int(indices[int(beyond.argmax())]), table.tensors[tensor]
+            raise FormatInvalid(f"chunk {name}: frame {index} of {spec.name} changes more units than it has")
+
+
+def _check_span(ref: ChunkRef, said: Directory) -> None:
+    span = (int(said.tensors[0]), int(said.tensors[-1])) if said.tensors.size else None
     if span != (ref.first_tensor, ref.last_tensor):
         found = "no tensor" if span is None else f"tensors {span[0]} to {span[1]}"
         raise FormatInvalid(

@@ -78,7 +78,10 @@ class Frames:
     def part(self, low: int, high: int) -> Self:
         """The frames at these places: views."""
         begin = int(self.sizes[:low].sum())
-        end = begin + int(self.sizes[low:high].sum())
+        return self.between(low, high, begin, begin + int(self.sizes[low:high].sum()))
+
+    def between(self, low: int, high: int, begin: int, end: int) -> Self:
+        """The same, where it is known which bytes are theirs."""
         columns = (self.indices[low:high], self.changed[low:high], self.sizes[low:high])
         return type(self)(*columns, self.payloads[begin:end])
 
@@ -111,6 +114,31 @@ class Chunk:
     """Random per publish attempt: no two attempts share a chunk, so collecting one attempt's chunks cannot harm another's."""
     sections: Sequence[Section]
     tables: Sequence[CodecTable] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadChunk:
+    """A chunk as it was read: what it says as columns, and its bytes."""
+
+    nonce: bytes
+    directory: Directory
+    tables: Sequence[CodecTable]
+    payloads: memoryview
+    """Of all frames, back to back."""
+
+    @property
+    def sections(self) -> Sequence[Section]:
+        """An object a section, each with its own frames: views."""
+        said = self.directory
+        ends = np.concatenate([[0], np.cumsum(said.frames)])
+        places = np.concatenate([[0], np.cumsum(said.sizes)])[ends]
+        cuts = zip(pairwise(ends.tolist()), pairwise(places.tolist()), strict=True)
+        heads = zip(said.tensors.tolist(), said.codecs.tolist(), said.params, strict=True)
+        every = Frames(said.indices, said.changed, said.sizes, self.payloads)
+        return [
+            Section(tensor, codec, every.between(low, high, begin, end), params)
+            for (tensor, codec, params), ((low, high), (begin, end)) in zip(heads, cuts, strict=True)
+        ]
 
 
 def frame_checksum(tensor: int, codec: int, frame: EncodedFrame) -> int:
@@ -171,9 +199,20 @@ def parse(
     *,
     what: str = "chunk",
     frames_of: Callable[[int], int] = lambda _: FRAME_INDEX_MAX,
+) -> Chunk:
+    """`read_chunk`, as objects."""
+    found = read_chunk(data, what=what, frames_of=frames_of)
+    return Chunk(found.nonce, found.sections, found.tables)
+
+
+def read_chunk(
+    data: bytes | memoryview,
+    *,
+    what: str = "chunk",
+    frames_of: Callable[[int], int] = lambda _: FRAME_INDEX_MAX,
     checksums: Checksums = checksums_one_by_one,
     read: Read = lambda _directory, _counts: None,
-) -> Chunk:
+) -> ReadChunk:
     """Read a chunk; payloads are views of `data`. Checks every bound and every frame checksum.
 
     `frames_of` says how many frames a tensor has, and raises for one that may not be here: no more is kept than that. `checksums` sums up
@@ -197,15 +236,18 @@ def parse(
     written, body = view[HEADER.size : HEADER.size + directory_bytes], view[HEADER.size + directory_bytes :]
     counts = Counts(table_count, section_count, len(body))
     found = read(written, counts) or read_directory(written, counts, what=what, frames_of=frames_of)
-    chunk = _cut(bytes(nonce), found, body)
-    sums = checksums([body[sum(found.table_sizes) :]], found)
+    ends = list(accumulate(found.table_sizes, initial=0))
+    payloads = body[ends[-1] :]
+    sums = checksums([payloads], found)
     if not np.array_equal(sums, found.sums):
         at = int(np.argmax(sums != found.sums))
         tensor = int(np.repeat(found.tensors, found.frames)[at])
         raise FrameCorrupt(
             f"{what}: frame {found.indices[at]} of tensor {tensor} does not match its checksum; fetch the chunk again"
         )
-    return chunk
+    cuts = zip(found.table_codecs, pairwise(ends), strict=True)
+    tables = [CodecTable(codec, body[begin:end]) for codec, (begin, end) in cuts]
+    return ReadChunk(bytes(nonce), found, tables, payloads)
 
 
 def _directory(chunk: Chunk) -> Directory:
@@ -228,28 +270,3 @@ def _directory(chunk: Chunk) -> Directory:
         sizes,
         np.empty(0, np.uint32),
     )
-
-
-def _cut(nonce: bytes, directory: Directory, body: memoryview) -> Chunk:
-    """Payloads and tables where the directory says that they lie."""
-    table_ends = list(accumulate(directory.table_sizes, initial=0))
-    tables = [
-        CodecTable(codec, body[begin:end])
-        for codec, (begin, end) in zip(directory.table_codecs, pairwise(table_ends), strict=True)
-    ]
-    places = np.concatenate([[0], np.cumsum(directory.sizes)]) + table_ends[-1]
-    ends = np.concatenate([[0], np.cumsum(directory.frames)])
-    bounds = zip(pairwise(ends.tolist()), pairwise(places[ends].tolist()), strict=True)
-    heads = zip(directory.tensors.tolist(), directory.codecs.tolist(), directory.params, strict=True)
-    sections = [
-        Section(
-            tensor,
-            codec,
-            Frames(
-                directory.indices[low:high], directory.changed[low:high], directory.sizes[low:high], body[begin:end]
-            ),
-            params,
-        )
-        for (tensor, codec, params), ((low, high), (begin, end)) in zip(heads, bounds, strict=True)
-    ]
-    return Chunk(nonce, sections, tables)

@@ -6,11 +6,15 @@ by name; a tensor's place in that order is its index everywhere else in the form
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Annotated, ClassVar, Literal, Self
 
+import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from syncline.errors import FormatInvalid, LayoutRefused
@@ -80,6 +84,17 @@ class TensorSpec(Part):
         return grid(shape, axis, tiling)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Grids:
+    """How all tensors of a table are cut, an entry a tensor."""
+
+    grids: Sequence[FrameGrid]
+    counts: NDArray[np.int64]
+    """Frames."""
+    least_units: NDArray[np.int64]
+    """No frame has fewer."""
+
+
 class TensorTable(Record):
     """All tensors of a view, sorted by name (code points)."""
 
@@ -104,6 +119,18 @@ class TensorTable(Record):
     def index(self) -> dict[str, int]:
         """Index of a tensor by its name or by an alias."""
         return {n: i for i, t in enumerate(self.tensors) for n in (t.name, *t.aliases)}
+
+    def grids(self, tiling: Tiling) -> Grids:
+        """Made once a tiling: a run has one, and every delta is read by it."""
+        if tiling not in self._grids:
+            grids = [spec.grid(tiling) for spec in self.tensors]
+            counts, least = ([grid.count for grid in grids], [grid.least_units for grid in grids])
+            self._grids[tiling] = Grids(grids, np.array(counts, np.int64), np.array(least, np.int64))
+        return self._grids[tiling]
+
+    @cached_property
+    def _grids(self) -> dict[Tiling, Grids]:
+        return {}
 
     @property
     def units(self) -> int:
