@@ -15,7 +15,7 @@ What a failure means:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -129,7 +129,7 @@ class Crossing:
     """None where the commit failed after its first write: requests in flight failed with it."""
     spans: Mapping[str, int] | None
     """As of `CommitResult`; None where the engine does not count."""
-    ended: Sequence[str] | None
+    ended: Collection[str] | None
     """Ids of requests that ended since the commit before; None where nobody counted."""
 
 

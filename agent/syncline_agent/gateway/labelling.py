@@ -1,0 +1,164 @@
+"""Requests whose answers come from weights: read, let in, asked of the engine, and their answers labelled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from syncline_agent.gateway import refusals
+from syncline_agent.gateway.asking import Asked, BadBody, read_asked
+from syncline_agent.gateway.counting import Tally, without_ids
+from syncline_agent.gateway.door import Door, NotAdmitted, Pass
+from syncline_agent.gateway.labels import Label, label
+from syncline_agent.gateway.measuring import GatewayMetrics
+from syncline_agent.gateway.members import NotAnObject, read_object
+from syncline_agent.gateway.mirror import Mirror
+from syncline_agent.gateway.passing import pass_down
+from syncline_agent.gateway.relay import Down, Engine, TooLarge, headers_up, pieces, read_body
+from syncline_agent.gateway.routes import Route
+from syncline_agent.gateway.settings import GatewaySettings
+from syncline_agent.gateway.streaming import LabelledStream
+from syncline_agent.gateway.wanted import FIELD
+
+
+class Labelling:
+    """All such requests of one gateway."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        mirror: Mirror,
+        door: Door,
+        settings: GatewaySettings,
+        *,
+        randomness: random.Random,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._engine = engine
+        self._mirror = mirror
+        self._door = door
+        self._settings = settings
+        self._random = randomness
+        self._metrics = metrics
+
+    async def handle(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
+        """EngineAway, EngineLost and ClientGone are the caller's."""
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            self._count("refused", "encoding")
+            return refusals.error(415, "a body must come uncompressed: it is read here", code="encoding")
+        try:
+            data = await read_body(request, self._settings)
+            asked = read_asked(
+                data, request.headers, kind=self._settings.engine_kind, shape=route.shape, randomness=self._random
+            )
+        except TooLarge:
+            most = self._settings.most_body_bytes
+            self._count("refused", "too_large")
+            return refusals.error(413, f"the body has more than {most} bytes", code="body_too_large")
+        except TimeoutError:
+            self._count("refused", "slow_body")
+            return refusals.error(408, "the body did not come", code="slow_body")
+        except BadBody as error:
+            self._count("refused", "bad_request")
+            return refusals.error(400, str(error), code="bad_request", param=error.param)
+        try:
+            passed = await self._door.enter(asked.wanted)
+        except NotAdmitted as error:
+            self._count("refused", error.refusal.reason.value)
+            return refusals.refused(error.refusal, error.seen)
+        try:
+            return await self._ask(request, route, asked, passed)
+        finally:
+            self._door.leave(passed)
+
+    async def _ask(self, request: web.BaseRequest, route: Route, asked: Asked, passed: Pass) -> web.StreamResponse:
+        headers = headers_up(request, request_id=asked.request_id, read=True)
+        async with self._engine.ask(request, route.path, asked.body, headers) as answer:
+            kind = answer.content_type
+            if answer.status == 200 and kind == "text/event-stream":
+                return await self._stream(request, asked, passed, answer)
+            if answer.status == 200 and kind == "application/json":
+                return await self._whole(request, asked, passed, answer)
+            response = await pass_down(request, answer, self._settings)
+            self._count("answered" if answer.status < 400 else "failed", f"engine_{answer.status // 100}xx")
+            return response
+
+    async def _stream(
+        self, request: web.BaseRequest, asked: Asked, passed: Pass, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        applied = passed.place.applied
+        known = {} if applied is None else {"x-syncline-version-at-start": str(applied.version)}
+        down = Down(request, self._settings.stall_seconds)
+        response = await down.begin(answer, {"X-Request-Id": asked.request_id, **known})
+
+        async def labels(counts: Sequence[int | None] | None) -> Label:
+            return await self._label(asked, counts, passed)
+
+        stream = LabelledStream(asked, labels, lambda found: self._say(found, asked))
+        await stream.run(answer, down)
+        self._count(*stream.outcome)
+        return response
+
+    async def _whole(
+        self, request: web.BaseRequest, asked: Asked, passed: Pass, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        parts: list[bytes] = []
+        size = 0
+        async for piece in pieces(answer):
+            parts.append(piece)
+            size += len(piece)
+            if size > self._settings.most_answer_bytes:
+                response = await pass_down(request, answer, self._settings, begun=b"".join(parts))
+                self._count("answered", "unlabelled")
+                return response
+        data = b"".join(parts)
+        try:
+            told = read_object(data)
+        except NotAnObject:
+            told = None  # a list, of SGLang: headers say it
+        tally = Tally(asked.choices)
+        if told is not None:
+            tally.whole(told.fields)
+        found = await self._label(asked, tally.counts, passed)
+        said = self._say(found, asked)
+        if not found.fits(asked.wanted):
+            self._count("refused", "crossed")
+            return refusals.crossed_answer(said)
+        body = data if told is None else told.edited(more={FIELD: said})
+        down = Down(request, self._settings.stall_seconds)
+        response = await down.begin(answer, {"X-Request-Id": asked.request_id, **_headers(said)})
+        await down.write(without_ids(body) if asked.hide_ids else body)
+        await down.end()
+        self._count("answered", "")
+        return response
+
+    async def _label(self, asked: Asked, counts: Sequence[int | None] | None, passed: Pass) -> Label:
+        """All tokens have arrived; only now may the agent be asked."""
+        crossed = self._mirror.since(passed.place) if await self._mirror.fresh() else None
+        found = label(asked, counts, passed.place, crossed)
+        for choice in found.choices:
+            self._metrics.spans.observe(len(choice.spans or ()))
+        if found.end is not None:
+            self._metrics.answered_version.set(found.end)
+        return found
+
+    def _say(self, found: Label, asked: Asked) -> dict[str, Any]:
+        state = self._mirror.state
+        return found.to_json(asked.request_id, None if state is None else state.run)
+
+    def _count(self, outcome: str, reason: str) -> None:
+        self._metrics.requests.labels(outcome, reason).inc()
+
+
+def _headers(said: dict[str, Any]) -> dict[str, str]:
+    told = {
+        "x-syncline-version-start": said["start"],
+        "x-syncline-version-end": said["end"],
+        "x-syncline-lineage": said["lineage"],
+        "x-syncline-digest": said["digest"],
+    }
+    return {name: str(value) for name, value in told.items() if value is not None}

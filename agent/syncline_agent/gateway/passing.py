@@ -1,0 +1,44 @@
+"""Requests that go on as they are: nothing in them or their answers is read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+
+from syncline_agent.gateway.relay import Down, Engine, EngineLost, headers_up, pieces
+from syncline_agent.gateway.routes import Route
+from syncline_agent.gateway.settings import GatewaySettings
+
+
+async def pass_on(
+    request: web.BaseRequest, route: Route, engine: Engine, settings: GatewaySettings
+) -> web.StreamResponse:
+    """A whole request, streamed both ways."""
+    body = _body(request) if request.can_read_body else None
+    async with engine.ask(request, route.path, body, headers_up(request)) as answer:
+        return await pass_down(request, answer, settings)
+
+
+async def pass_down(
+    request: web.BaseRequest, answer: aiohttp.ClientResponse, settings: GatewaySettings, *, begun: bytes = b""
+) -> web.StreamResponse:
+    """An answer, byte for byte; `begun` is what was read of it already. EngineLost, after the client's connection was cut."""
+    down = Down(request, settings.stall_seconds)
+    response = await down.begin(answer, same_length=True)
+    try:
+        if begun:
+            await down.write(begun)
+        async for piece in pieces(answer):
+            await down.write(piece)
+    except EngineLost:
+        down.cut()
+        raise
+    await down.end()
+    return response
+
+
+async def _body(request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async for piece in request.content.iter_any():
+        yield piece

@@ -1,0 +1,116 @@
+"""A stream of events from the engine to the client, with the label of its versions in the event that ends its last choice.
+
+That event waits until the agent was asked which commits the answer crossed; no other waits for anything. A stream that ends
+without such an event gets one of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from syncline_agent.gateway import refusals
+from syncline_agent.gateway.asking import Asked
+from syncline_agent.gateway.counting import Tally, without_ids
+from syncline_agent.gateway.events import Events, TooLong, make_event, payload, with_payload
+from syncline_agent.gateway.labels import Label
+from syncline_agent.gateway.relay import Down, EngineLost, pieces
+from syncline_agent.gateway.wanted import FIELD
+
+Labels = Callable[[Sequence[int | None] | None], Awaitable[Label]]
+"""The label of an answer that has come, of so many tokens a choice."""
+_COMMON = ("id", "object", "created", "model", "request_id")
+
+
+class LabelledStream:
+    """One answer on its way down."""
+
+    def __init__(self, asked: Asked, labels: Labels, say: Callable[[Label], dict[str, Any]]) -> None:
+        self._asked = asked
+        self._labels = labels
+        self._say = say
+        self._events = Events()
+        self._tally = Tally(asked.choices)
+        self._newest: Mapping[str, Any] = {}
+        self._failed = False
+        """The engine itself said an error, so the answer is none."""
+        self._over = False
+        """Labelled, or told to be of other versions than asked for: no label follows."""
+        self.outcome = "answered", ""
+
+    async def run(self, answer: aiohttp.ClientResponse, down: Down) -> None:
+        """To its end, whatever that is; ClientGone when the client is."""
+        source = pieces(answer)
+        try:
+            async for piece in source:
+                for event in self._events.feed(piece):
+                    await self._take(event, down)
+                await down.flush()
+            down.keep(self._events.rest)
+            if not self._over and not self._failed:
+                await self._trail(down)
+        except TooLong:
+            down.keep(self._events.rest)
+            async for piece in source:
+                await down.write(piece)
+            self.outcome = "answered", "unlabelled"
+        except EngineLost as error:
+            self.outcome = "failed", "engine_lost"
+            down.keep(refusals.event_of(refusals.make_error(str(error), kind="unavailable", code="engine_lost")))
+        await down.flush()
+        await down.end()
+
+    async def _take(self, event: bytes, down: Down) -> None:
+        data = payload(event)
+        if data == b"[DONE]" and not self._over and not self._failed:
+            await self._trail(down)
+        told = None if data is None or not data.startswith(b"{") else _loads(data)
+        if data is None or told is None:
+            down.keep(event)
+            return
+        self._newest = told
+        self._failed = self._failed or "error" in told
+        ends = self._tally.event(told)
+        shown = without_ids(data) if self._asked.hide_ids else data
+        if ends and not self._over and FIELD not in told:
+            await down.flush()
+            label = await self._labels(self._tally.counts)
+            if label.fits(self._asked.wanted):
+                shown = shown[: shown.rindex(b"}")] + b',"' + FIELD.encode() + b'":' + _dumps(self._say(label)) + b"}"
+                self._over = True
+            else:
+                down.keep(with_payload(event, data, shown))
+                self._refuse(label, down)
+                return
+        down.keep(event if shown is data else with_payload(event, data, shown))
+
+    async def _trail(self, down: Down) -> None:
+        """The label as an event of its own."""
+        await down.flush()
+        label = await self._labels(self._tally.counts)
+        if not label.fits(self._asked.wanted):
+            self._refuse(label, down)
+            return
+        common = {name: self._newest[name] for name in _COMMON if name in self._newest}
+        down.keep(make_event(_dumps({**common, "choices": [], FIELD: self._say(label)})))
+        self._over = True
+
+    def _refuse(self, label: Label, down: Down) -> None:
+        down.keep(refusals.event_of(refusals.crossed(self._say(label))))
+        self._over = True
+        self.outcome = "refused", "crossed"
+
+
+def _loads(data: bytes) -> Mapping[str, Any] | None:
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
