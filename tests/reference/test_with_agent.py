@@ -2,153 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from syncline.store.local import LocalStore
-from syncline.testing.tables import safetensors_bytes
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline_agent.reference.generation import complete
 from syncline_agent.reference.sampling import SamplingParams
 from syncline_agent.testing.plain_model import Model, model
 from syncline_agent.testing.threaded_ranks import Rank
-from syncline_distributor.publisher import Publisher
 
 Start = Callable[..., Any]
 
 
-class Fleet:
-    """One run in a local store, followed by one node."""
-
-    def __init__(self, tiny: Any, folder: Path, start_engine: Start) -> None:
-        self.tiny = tiny
-        self.folder = folder
-        self.start_engine = start_engine
-        self.store = folder / "store"
-        self.node = tiny.node
-        self.publisher = Publisher(LocalStore(self.store), "demo")
-        self.publisher.open()
-        self.agents: list[subprocess.Popen[bytes]] = []
-
-    def publish(self, version: int) -> None:
-        """A version of the tiny run."""
-        digest = self.publish_model(version, self.tiny.model(version))
-        assert self.tiny.run.digest(version) == digest
-
-    def publish_model(self, version: int, of: Model) -> str:
-        """Any model as this version; its digest."""
-        source = self.folder / f"checkpoint-{version}"
-        source.mkdir()
-        whole = safetensors_bytes(of.table.tensors, dict(of.bits))
-        (source / "model.safetensors").write_bytes(whole)
-        (source / "config.json").write_text(json.dumps(of.config.to_hf()))
-        name = "character_tokenizer.json"
-        (source / name).write_bytes((self.tiny.node / "original" / name).read_bytes())
-        published = self.publisher.publish(source, step=version)
-        assert version == published.version
-        return published.manifest.digest
-
-    def target(self, mode: str, version: int | None = None) -> None:
-        wanted = {"mode": mode} | ({} if version is None else {"version": version})
-        body = {"run": "demo", "view": "main", "policy": "keep", "version": wanted, "suspend": False, "generation": 1}
-        new = self.folder / "target.new"
-        new.write_text(json.dumps(body))
-        new.rename(self.folder / "target.json")
-
-    def start_agent(self, kill_at: str | None = None) -> subprocess.Popen[bytes]:
-        with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            self.port = free.getsockname()[1]
-        flags = {
-            "--store": str(self.store),
-            "--target": str(self.folder / "target.json"),
-            "--node-dir": str(self.node),
-            "--pool": "default",
-            "--node": "node-0",
-            "--port": str(self.port),
-        }
-        with (self.folder / "agent.log").open("ab") as log:
-            agent = subprocess.Popen(
-                [sys.executable, "-m", "syncline_agent", *(part for pair in flags.items() for part in pair)],
-                env={**os.environ} | ({"SYNCLINE_KILL_AT": kill_at} if kill_at else {}),
-                stderr=log,
-            )
-        self.agents.append(agent)
-        return agent
-
-    def wait_serving(self, engine: Any, version: int) -> None:
-        pause = threading.Event()
-        for _ in range(800):
-            status = engine.status()
-            applied = status["applied"]
-            if applied is not None and (version, True) == (applied["version"], applied["proven"]):
-                assert self.tiny.run.digest(version) == applied["digest"]
-                return
-            pause.wait(0.05)
-        raise AssertionError(f"never served {version}: {status}\n{(self.folder / 'agent.log').read_text()[-3000:]}")
-
-    def check(self, engine: Any, version: int) -> None:
-        """What answers is that version, token for token."""
-        self.wait_serving(engine, version)
-        choice = engine.complete(max_tokens=12)["choices"][0]
-        assert [version] == [span["version"] for span in choice["weight_version"]["spans"]]
-        self.tiny.check_replay(choice)
-
-    def apply_path(self) -> str:
-        """How the last version came into the engine."""
-        return self.status()["apply_path"]
-
-    def status(self) -> dict[str, Any]:
-        """What the agent says."""
-        return httpx.get(f"http://127.0.0.1:{self.port}/status", timeout=60).json()
-
-    def ask_gateway_socket(self, path: str) -> dict[str, Any]:
-        """What the agent says to a gateway."""
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.node / "gateway.sock"))) as client:
-            return client.get(f"http://agent{path}", timeout=60).json()
-
-    def wait_status(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """What the agent says when that is true of it."""
-        pause = threading.Event()
-        for _ in range(1200):
-            status = self.status()
-            if holds(status):
-                return status
-            pause.wait(0.05)
-        raise AssertionError(f"not within 60 s: {status}")
-
-
-@pytest.fixture
-def fleet(tiny: Any, tmp_path: Path, start_engine: Start) -> Iterator[Fleet]:
-    tiny.checkpoint.rename(tiny.node / "original")  # the agent makes its own
-    tiny.step()
-    fleet = Fleet(tiny, tmp_path, start_engine)
-    fleet.target("Latest")
-    yield fleet
-    for agent in fleet.agents:
-        if agent.poll() is None:
-            agent.terminate()
-            try:
-                agent.wait(10)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-
-
 @pytest.mark.timeout(600)
-def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fleet: Fleet) -> None:
+def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fleet: Any) -> None:
     fleet.publish(1)
     agent = fleet.start_agent()
     engine = fleet.start_engine(ready=False)
@@ -201,7 +76,7 @@ def test_a_node_joins_follows_goes_back_and_survives_a_kill_of_either_process(fl
 
 @pytest.mark.timeout(600)
 def test_an_engine_of_two_ranks_follows_in_place_and_survives_a_kill_of_all_in_a_write_and_of_one_at_rest(
-    fleet: Fleet,
+    fleet: Any,
 ) -> None:
     fleet.publish(1)
     fleet.start_agent()
@@ -235,7 +110,7 @@ def test_an_engine_of_two_ranks_follows_in_place_and_survives_a_kill_of_all_in_a
 
 
 @pytest.mark.timeout(300)
-def test_other_tensors_are_refused_by_name_while_the_old_version_is_served_and_taken_at_a_restart(fleet: Fleet) -> None:
+def test_other_tensors_are_refused_by_name_while_the_old_version_is_served_and_taken_at_a_restart(fleet: Any) -> None:
     fp8 = model(fleet.tiny.config, kind="FP8")
     fleet.publish(1)
     fleet.start_agent()
