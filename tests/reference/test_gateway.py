@@ -1,0 +1,180 @@
+"""A trainer's requests through the gateway to a reference engine that follows a run: official clients, real processes.
+
+What the gateway says of each token is compared with what the engine stamped on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from syncline_agent.testing.gateways import GatewayProcess
+
+Start = Callable[..., GatewayProcess]
+CLIENTS = 8
+MODEL = "syncline-reference"
+PATIENCE_S = 100.0
+
+
+@pytest.fixture
+def start_gateway() -> Iterator[Callable[..., GatewayProcess]]:
+    started: list[GatewayProcess] = []
+
+    def start(engine: Any, node: Any, *flags: str) -> GatewayProcess:
+        gateway = GatewayProcess(str(engine.http.base_url).rstrip("/"), "reference", node, *flags)
+        started.append(gateway)
+        gateway.wait_ready()
+        return gateway
+
+    yield start
+    for gateway in started:
+        gateway.stop()
+
+
+def client_of(gateway: GatewayProcess, *, retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=retries, timeout=PATIENCE_S)
+
+
+def ask(client: openai.OpenAI, *, seed: int, tokens: int, n: int = 1, wanted: dict[str, Any] | None = None) -> Any:
+    """A whole answer."""
+    extra = {"ignore_eos": True} | ({"weight_version": wanted} if wanted else {})
+    return client.completions.create(
+        model=MODEL, prompt="1+2=", max_tokens=tokens, seed=seed, n=n, extra_body=extra
+    ).to_dict()
+
+
+def stream(client: openai.OpenAI, *, seed: int, tokens: int, n: int = 1) -> Any:
+    """The same, put together from its events; `weight_version` from the last of them that has one."""
+    events = client.completions.create(
+        model=MODEL, prompt="1+2=", max_tokens=tokens, seed=seed, n=n, stream=True, extra_body={"ignore_eos": True}
+    )
+    whole: dict[str, Any] = {"choices": [{"text": "", "index": at} for at in range(n)]}
+    for event in (chunk.to_dict() for chunk in events):
+        choices: Any = event["choices"]
+        for choice in choices:
+            kept = whole["choices"][choice["index"]]
+            kept["text"] += choice["text"]
+            kept |= {name: choice[name] for name in ("weight_version",) if name in choice}
+        whole |= {name: event[name] for name in ("weight_version",) if name in event}
+    return whole
+
+
+def wait_at_engine(gateway: GatewayProcess) -> None:
+    """Until a request was let in."""
+    pause = threading.Event()
+    while httpx.get(f"{gateway.url}/status").json()["requests"]["at_engine"] == 0:
+        pause.wait(0.01)
+
+
+def check_stamps(told: Any) -> list[int]:
+    """Every token of every choice is said to be of the version that the engine stamped on it; how many spans each has."""
+    said = told["weight_version"]["choices"]
+    assert len(said) == len(told["choices"])
+    for ours, choice in zip(said, told["choices"], strict=True):
+        stamped = [(s["first"], s["last"] + 1, s["version"]) for s in choice["weight_version"]["spans"]]
+        assert stamped == [(s["first"], s["last"], s["version"]) for s in ours["spans"]]
+        assert (choice["weight_version"]["start"], choice["weight_version"]["end"]) == (ours["start"], ours["end"])
+    return [len(ours["spans"]) for ours in said]
+
+
+@pytest.mark.timeout(600)
+def test_every_token_is_of_the_version_that_the_engine_stamped_while_versions_are_committed_under_load(
+    fleet: Any, start_gateway: Start
+) -> None:
+    fleet.publish(1)
+    fleet.start_agent()
+    engine = fleet.start_engine("--slots", "6", ready=False)  # some wait for a slot while a version changes
+    fleet.wait_serving(engine, 1)
+    gateway = start_gateway(engine, fleet.node)
+    over = threading.Event()
+    spans: list[int] = []
+
+    def keep_asking(number: int) -> None:
+        client = client_of(gateway)
+        seed = 0
+        while not over.is_set():
+            seed += 1
+            how = (ask, stream)[(number + seed) % 2]
+            told = how(client, seed=seed, tokens=20 + 19 * number, n=1 + (number + seed) % 3)
+            spans.extend(check_stamps(told))
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        asking = [clients.submit(keep_asking, number) for number in range(CLIENTS)]
+        try:
+            for version in range(2, 4):
+                fleet.publish(version)
+                fleet.wait_serving(engine, version)
+            fleet.target("Pinned", 2)  # back, by undo
+            fleet.wait_serving(engine, 2)
+            fleet.target("Latest")
+            fleet.wait_serving(engine, 3)
+        finally:
+            over.set()
+        for future in asking:
+            future.result(PATIENCE_S)
+    assert max(spans) > 1, "no answer crossed a commit"
+    assert min(spans) == 1
+
+
+@pytest.mark.timeout(600)
+def test_a_version_is_waited_for_pinned_refused_and_served_again_whatever_is_restarted(
+    fleet: Any, start_gateway: Start
+) -> None:
+    fleet.publish(1)
+    agent = fleet.start_agent()
+    engine = fleet.start_engine(ready=False)
+    fleet.wait_serving(engine, 1)
+    gateway = start_gateway(engine, fleet.node)
+    client = client_of(gateway)
+    with ThreadPoolExecutor(2) as clients:
+        waiting = clients.submit(ask, client, seed=1, tokens=8, wanted={"min": 2, "wait_seconds": PATIENCE_S})
+        exactly = clients.submit(ask, client, seed=1, tokens=8, wanted={"exact": 2, "wait_seconds": PATIENCE_S})
+        fleet.publish(2)
+        assert 2 == waiting.result(PATIENCE_S)["weight_version"]["start"]
+        assert (2, 2) == tuple(exactly.result(PATIENCE_S)["weight_version"][name] for name in ("start", "end"))
+
+        # One that may see version 2 alone keeps version 3 out until it has ended
+        long = clients.submit(ask, client, seed=1, tokens=400, wanted={"exact": 2})
+        wait_at_engine(gateway)
+        fleet.publish(3)
+        told = long.result(PATIENCE_S)
+        assert [2] == [choice["weight_version"]["end"] for choice in told["choices"]]
+        check_stamps(told)
+    fleet.wait_serving(engine, 3)
+
+    with pytest.raises(openai.ConflictError) as gone:
+        ask(client, seed=1, tokens=8, wanted={"exact": 2})
+    body: Any = gone.value.body
+    assert ("gone_by", 3, 3, False) == tuple(body[name] for name in ("code", "applied", "target", "retry"))
+    with pytest.raises(openai.ConflictError) as early:
+        ask(client, seed=1, tokens=8, wanted={"min": 4, "wait_seconds": 0})
+    assert ("not_yet", True) == (early.value.body["code"], early.value.body["retry"])  # type: ignore[index]
+
+    # A gateway that is killed, or ended, comes back knowing what is served; a client that may try again has its answer
+    persistent = client_of(gateway, retries=8)
+    for kill in (True, False):
+        gateway.restart(kill=kill)
+        assert 3 == ask(persistent, seed=1, tokens=8, wanted={"min": 1})["weight_version"]["end"]
+
+    # The engine serves on while its agent is away, and nobody can say what: an agent that comes again can
+    agent.kill()
+    agent.wait(10)
+    told = ask(persistent, seed=1, tokens=8)
+    assert (None, 3) == (told["weight_version"]["start"], told["choices"][0]["weight_version"]["start"])
+    with pytest.raises(openai.InternalServerError):
+        ask(client, seed=1, tokens=8, wanted={"min": 1})
+    assert 503 == httpx.get(f"{gateway.url}/readyz").status_code
+    fleet.start_agent()
+    gateway.wait_ready()
+    assert (3, 3) == tuple(ask(client, seed=1, tokens=8)["weight_version"][name] for name in ("start", "end"))
+
+    engine.kill()
+    with pytest.raises(openai.InternalServerError) as dead:
+        ask(client, seed=1, tokens=8)
+    assert "1" == dead.value.response.headers["Retry-After"]
