@@ -162,11 +162,11 @@ def test_a_table_that_breaks_a_bound_is_refused(data: bytes, message: str) -> No
 def test_the_widest_context_and_the_finest_clock_keep_their_bounds() -> None:
     alphabet = ALPHABETS["BF16"]
     counts = Counts.none()
-    counts.units[0], counts.symbols[0, 1] = 10, 10  # always changes
+    counts.units[0] = counts.symbols[0, 1] = 1 << 30  # always changes
     counts.units[1], counts.symbols[1, 1] = 1 << 40, 1  # hardly ever
     table = fit(counts, alphabet, exact=True)
     assert (16, widest(16), 1) == (table.zone_bits, table.widths[0], table.widths[1])
-    counts.units[0] = 1 << 30
+    counts.units[0] = 1 << 40
     assert 20 == fit(counts, alphabet, exact=True).zone_bits
 
 

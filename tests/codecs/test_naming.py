@@ -14,6 +14,7 @@ from syncline.codecs.context.codec import ContextCodec
 from syncline.codecs.context.counts import Counts, Totals, count_symbols, count_units
 from syncline.codecs.context.fitting import fit, shared_bits
 from syncline.codecs.context.logarithms import quiet_bits
+from syncline.codecs.context.naming import RATE_BITS, Rate
 from syncline.codecs.context.table import CONTEXTS
 
 F4 = ALPHABETS["F4"]
@@ -65,6 +66,37 @@ def test_a_context_is_named_once_its_width_saves_more_than_its_name() -> None:
         widths = fit(counts, F4, exact=True).widths
         named.append({context for context in range(CONTEXTS) if widths[context] != widths[0]})
     assert [set(), {7}] == named
+
+
+@pytest.mark.parametrize("many", [16, 27, 110, 200])
+def test_no_context_is_named_where_each_was_seen_once_and_some_of_them_changed(many: int) -> None:
+    counts = Counts.none()
+    counts.units[:] = 1
+    counts.symbols[np.random.default_rng(0).choice(CONTEXTS, many, replace=False), 1] = 1
+    table = fit(counts, F4, exact=True)
+    assert 1 == len(set(table.widths))
+    assert len(table.data) < 16
+
+
+def test_a_width_that_is_told_by_a_tick_costs_what_a_tick_costs() -> None:
+    for units, changes, width in ((1 << 30, 3, 1), (1 << 24, 34, 3), (1 << 24, 80, 7)):
+        p = 1 - 2 ** -(width / (1 << 20))
+        expected = (units - changes) * width / (1 << 20) - changes * log2(p)
+        rate = Rate.of(units, changes).told(20, least=0)
+        assert pytest.approx(expected, rel=1e-4) == rate.bits(units, changes) / (1 << RATE_BITS)
+
+
+def test_contexts_that_never_change_are_named_where_their_units_would_pay_for_a_tick() -> None:
+    counts = Counts.none()
+    counts.units[:48], counts.symbols[:40, 1] = 1 << 26, 1  # a fiftieth of a tick, and a whole one is the least
+    assert (0,) * 8 == fit(counts, F4, exact=True).widths[40:48]
+
+
+@pytest.mark.parametrize("units", [(1 << 40) - 1, 1 << 40, 3 << 40, 5 << 42])
+def test_one_change_among_more_units_than_any_machine_holds_has_a_width(units: int) -> None:
+    counts = Counts.none()
+    counts.units[3], counts.symbols[3, 1] = units, 1
+    assert 1 == fit(counts, F4, exact=True).widths[3]
 
 
 def test_contexts_that_never_change_do_not_share_a_width_that_their_units_would_pay_for() -> None:

@@ -17,6 +17,7 @@ _NAME_COST = 16
 """Bits that name a context in a table, its width apart: which it is, and its list."""
 _ALWAYS = RATE_BITS << RATE_BITS
 """Bits of an unchanged unit where every one changes: more than any width."""
+_FEW_TICKS = 8
 _ROUNDS = 8
 
 
@@ -36,11 +37,23 @@ class Rate:
             return cls(0, 0)
         whole = exact_log2(units, RATE_BITS)
         quiet = whole - exact_log2(units - changes, RATE_BITS) if units > changes else _ALWAYS
-        return cls(quiet, whole - exact_log2(changes, RATE_BITS))
+        # One among more than 2^40 is less than the logarithm tells, and a width of nothing would have no code for it.
+        return cls(max(quiet, 1), whole - exact_log2(changes, RATE_BITS))
 
     def bits(self, units: int, changes: int) -> int:
         """What it takes to say which of the units changed."""
         return (units - changes) * self.quiet + changes * self.change
+
+    def told(self, zone_bits: int, *, least: int) -> Rate:
+        """What becomes of it where a width tells it: one of a few ticks is rounded a long way."""
+        width = _width(self, zone_bits, least=least)
+        if width >= _FEW_TICKS:
+            return self
+        quiet = width << RATE_BITS - zone_bits
+        if not self.quiet:
+            return Rate(quiet, 0)
+        oftener = exact_log2(quiet, RATE_BITS) - exact_log2(self.quiet, RATE_BITS)  # by as much a change is likelier
+        return Rate(quiet, self.change - oftener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +70,54 @@ class Naming:
 
 
 def namings(units: Sequence[int], changes: Sequence[int], *, least: int) -> list[Naming]:
-    """What is to be weighed, value lists included: names for all contexts that changed, and for those alone that pay for theirs.
+    """What is to be weighed, value lists included: names for all contexts that changed, for none, and for those alone that pay for theirs.
 
     `least`: the width of what never changes.
     """
     own = [Rate.of(n, k) for n, k in zip(units, changes, strict=True)]
-    _, widths = _widths(own, least=least)
+    zone_bits, widths = _widths(own, least=least)
     names = [_NAME_COST + 8 * (-(-width.bit_length() // 7) or 1) for width in widths]
-    never = [context for context, k in enumerate(changes) if k == 0]
-    rest = _unpaid(units, changes, own, names)
-    found: list[Naming] = []
-    for one in [never, rest] if rest else [never]:
-        shared = _together(one, units, changes)
-        rates = list(own)
-        for context in one:
-            rates[context] = shared
-        where = sum(rate.bits(n, k) for rate, n, k in zip(rates, units, changes, strict=True))
-        found.append(Naming(one, *_widths(rates, least=least), where >> RATE_BITS))
-    return found
+    told = [rate.told(zone_bits, least=least) for rate in own]
+    apart = [
+        rate.bits(n, k) + (name << RATE_BITS) for rate, n, k, name in zip(told, units, changes, names, strict=True)
+    ]
+    every = list(range(len(changes)))
+    rests = [[context for context in every if changes[context] == 0]]
+    # From the rate of all together, which may be that of a few with most units; and from the middle one of those that change, which may be
+    # that of units which always do.
+    changing = sorted((context for context in every if changes[context]), key=lambda context: own[context].quiet)
+    for rest in (
+        *(_unpaid(start, units, changes, apart, zone_bits) for start in (changing[len(changing) // 2 :][:1], every)),
+        every,
+    ):
+        if rest and rest not in rests:
+            rests.append(rest)
+    return [_named(rest, units, changes, own, least=least) for rest in rests]
 
 
-def _unpaid(units: Sequence[int], changes: Sequence[int], own: Sequence[Rate], names: Sequence[int]) -> list[int]:
+def _named(rest: list[int], units: Sequence[int], changes: Sequence[int], own: Sequence[Rate], *, least: int) -> Naming:
+    shared = _together(rest, units, changes)
+    rates = list(own)
+    for context in rest:
+        rates[context] = shared
+    zone_bits, widths = _widths(rates, least=least)
+    told = [rate.told(zone_bits, least=least) for rate in rates]
+    where = sum(rate.bits(n, k) for rate, n, k in zip(told, units, changes, strict=True))
+    return Naming(rest, zone_bits, widths, where >> RATE_BITS)
+
+
+def _unpaid(
+    start: list[int], units: Sequence[int], changes: Sequence[int], apart: Sequence[int], zone_bits: int
+) -> list[int]:
     """The contexts that would save less than their names take with widths of their own; none where those have no changes.
 
-    Begins with the context whose rate is the middle one of those that change (the rate of all together is that of a few with most units),
-    and takes whoever can do with the rate of those that it has, until that calls for no other choice.
+    Begins with the rate of `start`, and takes whoever can do with the rate of those that it has, until that calls for no other choice.
     """
-    apart = [rate.bits(n, k) + (name << RATE_BITS) for rate, n, k, name in zip(own, units, changes, names, strict=True)]
-    changing = sorted((context for context, k in enumerate(changes) if k), key=lambda context: own[context].quiet)
-    rest = changing[len(changing) // 2 :][:1]
+    rest = start
     for _ in range(_ROUNDS):
         if not any(changes[context] for context in rest):
             return []
-        shared = _together(rest, units, changes)
+        shared = _together(rest, units, changes).told(zone_bits, least=0)
         suited = [c for c, bits in enumerate(apart) if shared.bits(units[c], changes[c]) <= bits]
         if suited == rest:
             break
@@ -107,8 +135,11 @@ def _widths(rates: Sequence[Rate], *, least: int) -> tuple[int, list[int]]:
     most = max(rate.quiet for rate in rates)
     while zone_bits > ZONE_BITS_MIN and _ticks(most, zone_bits) > WIDTH_MAX:
         zone_bits -= 1
-    limit = widest(zone_bits)
-    return zone_bits, [min(max(_ticks(rate.quiet, zone_bits), 1), limit) if rate.quiet else least for rate in rates]
+    return zone_bits, [_width(rate, zone_bits, least=least) for rate in rates]
+
+
+def _width(rate: Rate, zone_bits: int, *, least: int) -> int:
+    return min(max(_ticks(rate.quiet, zone_bits), 1), widest(zone_bits)) if rate.quiet else least
 
 
 def _ticks(quiet: int, zone_bits: int) -> int:
