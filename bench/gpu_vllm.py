@@ -2,8 +2,9 @@
 
 A case is a model, a publisher, an agent, a vLLM that follows, and one that was started on each version that is compared.
 First all cases go side by side through their versions, and the tokens of each, and how likely they were, are compared with
-those of the vLLM that was started on it. Then, one case after the other and with nothing else running, versions come and go
-while requests stream. Everything that is said to be equal was compared here.
+those of the vLLM that was started on it. For that, vLLM runs its model as it is written: otherwise it times compiled kernels
+and takes the fastest, which differ between two starts, and their sums with them. Then, one case after the other and with
+nothing else running, versions come and go while requests stream. Everything that is said to be equal was compared here.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ OLDER_TOO = ("bf16",)
 """Cases of which every version is compared, and of others the newest: it takes a vLLM each."""
 RANKS = {"ranks": 2}
 """Of the cases that have more than one: tensor-parallel ones, a GPU each."""
+AS_WRITTEN: Facts = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL"}}
 BY_NCCL: Facts = {"disable_custom_all_reduce": True}
 WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
@@ -71,29 +73,38 @@ class Bench:
             node.target(1)
             node.start_agent()
             node.wait_checkpoint(120)
-            engine = self._vllm(number, name, node, node.node / "checkpoint", node.node / "arm.sock")
+            log, socket = node.folder / "vllm.log", node.node / "arm.sock"
+            engine = self._vllm(number, name, node.node / "checkpoint", log, socket)
             undo.callback(engine.close)
+            compiled: list[VllmProcess] = []
+            for one in range(2 if self._told.compiled_too and name == "bf16" else 0):
+                log = node.folder / f"compiled-{one}.log"
+                compiled.append(self._vllm(number, name, node.checkpoint(1), log, None, as_written=False))
+                undo.callback(compiled[-1].close)
             fresh: dict[int, VllmProcess] = {}
             for version in range(2, self._told.compared + 2):
                 node.model.step()
                 node.publish()
                 if version == self._told.compared + 1 or name in OLDER_TOO:
-                    fresh[version] = self._vllm(number, name, node, node.checkpoint(version), None)
+                    log = node.folder / f"fresh-{version}.log"
+                    fresh[version] = self._vllm(number, name, node.checkpoint(version), log, None)
                     undo.callback(fresh[version].close)
             undo.pop_all()
-        return Case(name, node, engine, fresh, {"weights_bytes": node.model.nbytes, "ranks": RANKS.get(name, 1)})
+        facts = {"weights_bytes": node.model.nbytes, "ranks": RANKS.get(name, 1)}
+        return Case(name, node, engine, fresh, compiled, facts)
 
-    def _vllm(self, number: int, name: str, node: Node, folder: Path, socket: Path | None) -> VllmProcess:
+    def _vllm(
+        self, number: int, name: str, folder: Path, log: Path, socket: Path | None, *, as_written: bool = True
+    ) -> VllmProcess:
         ranks = RANKS.get(name, 1)
         environ = dict(self._environ)
-        more = json.loads(self._told.more)
+        more = (AS_WRITTEN if as_written else {}) | json.loads(self._told.more)
         if ranks > 1:
             more |= BY_NCCL | {"tensor_parallel_size": ranks}
             environ |= WITHOUT_MULTICAST
         elif self._gpus > 1:
             environ["CUDA_VISIBLE_DEVICES"] = str(number % self._gpus)
         flags = [*self._flags, *(["--sleeps"] if name == "sleep" else []), "--more", json.dumps(more)]
-        log = node.folder / ("vllm.log" if socket is not None else f"fresh-{folder.name}.log")
         return VllmProcess(folder, log, flags, environ, socket)
 
 
@@ -155,6 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(SIZES), default=["bf16", "fp8", "moe"])
     parser.add_argument("--compared", type=int, default=2, help="versions that are gone through, at least 2")
     parser.add_argument("--commits", type=int, default=4, help="more of them, under streams; 0: none, no undo either")
+    parser.add_argument(
+        "--compiled-too",
+        action="store_true",
+        help="of bf16, two that compile their model by default: do they draw alike?",
+    )
     parser.add_argument("--tiny", action="store_true", help="models of some megabytes, which need no GPU")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--kv-mib", type=int, default=2048, help="memory for keys and values; 0: as vLLM decides")

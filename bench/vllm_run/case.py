@@ -7,6 +7,7 @@ around a commit, less its median gap.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,10 +38,12 @@ class Case:
     engine: VllmProcess
     fresh: Mapping[int, VllmProcess]
     """Of each version that is compared, a vLLM without Syncline on what the trainer wrote."""
+    compiled: Sequence[VllmProcess]
+    """Two on one version whose kernels vLLM chose by their times, as it does by default; or none."""
     facts: Facts
 
     def close(self) -> None:
-        for engine in (self.engine, *self.fresh.values()):
+        for engine in (self.engine, *self.fresh.values(), *self.compiled):
             engine.close()
         self.node.close()
 
@@ -203,37 +206,46 @@ def nap(case: Case) -> dict[str, list[Facts]]:
     engine.ask("wake", tags=["kv_cache"])
     began = monotonic()
     facts["served_without_weights"] = [answer["finish"] for answer in draw(case)]
-    facts["without_weights"] = {name: (node.status() or {}).get(name) for name in ("applied", "error", "in_service")}
-    healed = node.wait(lambda: _healed(node), "a checkpoint in the engine", FIRST_S)
-    node.wait_serving(3)
+    node.wait(lambda: _healing(node, 3), "the version again", FIRST_S)
     facts["healed_seconds"] = monotonic() - began
-    facts["healed_path"] = healed["apply_path"]
+    facts["healing"] = _healing(node, 3)
+    node.wait_serving(3)
     facts["healed_digest_equal"] = node.verify()["digest"] == node.digests[3]
     drawn["3 again"] = draw(case)
     return drawn
 
 
-def _healed(node: Node) -> Status | None:
-    status = node.status() or {}
-    return status if status.get("apply_path") == "checkpoint" else None
+def _healing(node: Node, version: int) -> list[tuple[str, int]]:
+    """What the agent did since bits were in doubt, step by step; nothing before a version is served again."""
+    _, doubt, told = node.said().rpartition("found bits in doubt")
+    steps = [(step, int(number)) for step, number in re.findall(r"(healed|committed) .*version=(\d+)$", told, re.M)]
+    return steps if doubt and any(number == version for _, number in steps) else []
+
+
+def drawn_by(case: Case, fresh: VllmProcess) -> list[Facts]:
+    """What a vLLM draws that was started for it."""
+    case.facts.setdefault("fresh_start_seconds", []).append(fresh.wait_ready(START_S))
+    drawn = fresh.ask("draw", prompts=PROMPTS, tokens=TOKENS)["drawn"]
+    loaded = fresh.found(r"Loading weights took ([0-9.]+)")
+    case.facts.setdefault("fresh_loaded_seconds", []).extend(map(float, loaded))
+    fresh.close()
+    return drawn
+
+
+def alike(drawn: Sequence[Facts], other: Sequence[Facts]) -> dict[str, list[bool]]:
+    """Of each prompt, whether its tokens are the same, and how likely they were, bit for bit."""
+    return {part: [a[part] == b[part] for a, b in zip(drawn, other, strict=True)] for part in ("tokens", "logprobs")}
 
 
 def compare(case: Case, drawn: Mapping[str, list[Facts]]) -> None:
     """Whether the vLLM that was started on a version draws what the one that followed drew of it."""
     equal = case.facts["equal_to_fresh"] = {}
     for version, fresh in case.fresh.items():
-        case.facts.setdefault("fresh_start_seconds", []).append(fresh.wait_ready(START_S))
-        right = fresh.ask("draw", prompts=PROMPTS, tokens=TOKENS)["drawn"]
-        case.facts.setdefault("fresh_loaded_seconds", []).extend(
-            map(float, fresh.found(r"Loading weights took ([0-9.]+)"))
-        )
-        for name, found in drawn.items():
-            if name.split()[0] == str(version):
-                equal[name] = {
-                    part: [a[part] == b[part] for a, b in zip(found, right, strict=True)]
-                    for part in ("tokens", "logprobs")
-                }
-        fresh.close()
+        right = drawn_by(case, fresh)
+        equal |= {name: alike(found, right) for name, found in drawn.items() if name.split()[0] == str(version)}
+    if case.compiled:
+        one, other = (drawn_by(case, fresh) for fresh in case.compiled)
+        case.facts["compiled_alike"] = alike(one, other)
     for name, found in drawn.items():
         if name.endswith("again"):
             case.facts["again_as_before"] = found == drawn[name.split()[0]]

@@ -75,6 +75,12 @@ class Shape:
                 "fmt": "e4m3",
                 "activation_scheme": "dynamic",
                 "weight_block_size": [BLOCK, BLOCK],
+                # As published ones have it: vLLM would round the router's BF16 to FP8 without a scale.
+                "modules_to_not_convert": [
+                    name.removesuffix(".weight")
+                    for name in self.plain()
+                    if name.endswith(("mlp.gate.weight", "lm_head.weight"))
+                ],
             }
         return told
 

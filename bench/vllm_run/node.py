@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 
 from bench.processes import answer
 from bench.vllm_run.models import Model
+from bench.vllm_run.served import plain
 
 from syncline.store.local import LocalStore
 from syncline_distributor.publisher import Publisher
@@ -85,6 +86,10 @@ class Node:
 
     def status(self) -> Status | None:
         return answer(self._port)
+
+    def said(self) -> str:
+        """The agent's log."""
+        return plain((self.folder / "agent.log").read_text())
 
     def verify(self) -> Status:
         """What a sweep of all live memory finds."""

@@ -38,8 +38,9 @@ def _case(name: str, case: Facts) -> Iterator[str]:
     if "reloads" in case:
         yield f"  reloads of weights: {case['reloads']}"
     for version, equal in case.get("equal_to_fresh", {}).items():
-        counts = ", ".join(f"{part} {sum(each)} of {len(each)}" for part, each in equal.items())
-        yield f"  version {version}: as a vLLM started on it draws: {counts}"
+        yield f"  version {version}: as a vLLM started on it draws: {_counted(equal)}"
+    if "compiled_alike" in case:
+        yield f"  two vLLMs that compiled their model by default, on one version, draw alike: {_counted(case['compiled_alike'])}"
     if "versions_differ" in case:
         yield f"  versions drawn from that differ: {case['versions_differ']}"
     if "failed" in case:
@@ -87,16 +88,16 @@ def _sleep(case: Facts) -> Iterator[str]:
             f" memory equal: {case.get('woken_digest_equal')}"
         )
     if "served_without_weights" in case:
-        without = case["without_weights"]
-        yield (
-            f"  after a sleep that threw the weights away requests ended with {case['served_without_weights']}; in service:"
-            f" {without['in_service']}, because: {without['error']}"
-        )
+        yield f"  after a sleep that threw the weights away requests ended with {case['served_without_weights']}"
     if "healed_seconds" in case:
+        steps = ", ".join(f"{step} version {number}" for step, number in case["healing"])
         yield (
-            f"  healed by a {case['healed_path']} in {case['healed_seconds']:.1f} s, digest of live memory equal:"
-            f" {case['healed_digest_equal']}"
+            f"  then: {steps}, in {case['healed_seconds']:.1f} s; digest of live memory equal: {case['healed_digest_equal']}"
         )
+
+
+def _counted(alike: Mapping[str, Sequence[bool]]) -> str:
+    return ", ".join(f"{part} {sum(each)} of {len(each)}" for part, each in alike.items())
 
 
 def _listed(numbers: Sequence[float], scale: float, unit: str) -> str:

@@ -24,6 +24,11 @@ QUIET = {
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def plain(told: str) -> str:
+    """A log without its colours."""
+    return ESCAPES.sub("", told)
+
+
 class VllmProcess:
     """One vLLM on a folder. With an agent's socket it is armed."""
 
@@ -58,7 +63,7 @@ class VllmProcess:
         return told
 
     def told(self) -> str:
-        return ESCAPES.sub("", self.log.read_text(errors="replace"))
+        return plain(self.log.read_text(errors="replace"))
 
     def found(self, pattern: str) -> list[str]:
         """The first group of every match in the log."""

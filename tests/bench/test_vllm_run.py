@@ -57,6 +57,7 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
             "bf16": {
                 "weights_bytes": 1.5e9,
                 "ranks": 2,
+                "compiled_alike": {"tokens": [True, False]},
                 "changes": [{**commit, "version": 2}, {**commit, "version": 3, "digest_equal": False}],
                 "commits": [commit, {**commit, "apply_path": "undo", "stage_seconds": None, "digest_equal": False}],
                 "equal_to_fresh": {"3": {"tokens": [True, True, False]}},
@@ -74,8 +75,7 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
                 "woken_path": "delta",
                 "woken_digest_equal": True,
                 "served_without_weights": ["error"],
-                "without_weights": {"in_service": False, "error": "weights are others"},
-                "healed_path": "checkpoint",
+                "healing": [("healed", 1), ("committed", 3)],
                 "healed_seconds": 1.25,
                 "healed_digest_equal": True,
             },
@@ -92,6 +92,7 @@ def test_a_report_says_what_a_case_came_to_also_where_it_failed() -> None:
     assert "1.50 GB of weights on 2 ranks" in told
     assert "versions 2 by delta, 3 by delta; digest of live memory equal 1 of 2" in told
     assert "first delta: staged in 0.5 s, gate 3.0 ms" in told
-    assert "requests ended with ['error']; in service: False, because: weights are others" in told
-    assert "healed by a checkpoint in 1.2 s, digest of live memory equal: True" in told
+    assert "threw the weights away requests ended with ['error']" in told
+    assert "then: healed version 1, committed version 3, in 1.2 s; digest of live memory equal: True" in told
+    assert "draw alike: tokens 1 of 2" in told
     assert "moe was not prepared: OSError: full" in told
