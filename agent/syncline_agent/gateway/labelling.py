@@ -129,9 +129,11 @@ class Labelling:
             self._count("refused", "crossed")
             return refusals.crossed_answer(said)
         body = data if told is None else told.edited(more={FIELD: said})
+        body = without_ids(body) if asked.hide_ids else body
+        own = {"X-Request-Id": asked.request_id, "Content-Length": str(len(body)), **_headers(said)}
         down = Down(request, self._settings.stall_seconds)
-        response = await down.begin(answer, {"X-Request-Id": asked.request_id, **_headers(said)})
-        await down.write(without_ids(body) if asked.hide_ids else body)
+        response = await down.begin(answer, own)
+        await down.write(body)
         await down.end()
         self._count("answered", "")
         return response

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from structlog.typing import FilteringBoundLogger
 
@@ -17,7 +18,6 @@ from syncline.clock import Clock
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.gateway.agent import Agent, AgentSilent, Entries, Entry, State
 
-MOST_KEPT = 1024
 POLL_S = 30
 TROUBLE_S = 0.2
 RATES = 8
@@ -69,9 +69,10 @@ class Mirror:
 
     def since(self, place: Place) -> Sequence[Crossing] | None:
         """What came after a place; None when nobody can tell."""
-        if place.log != self._name or place.seq < self._last - len(self._kept) or not place.log:
+        passed_over = place.seq - (self._last - len(self._kept))
+        if place.log != self._name or not place.log or passed_over < 0:
             return None
-        return [entry.crossing for entry in self._kept if entry.seq > place.seq]
+        return [entry.crossing for entry in islice(self._kept, passed_over, None)]
 
     async def fresh(self) -> bool:
         """Ask the agent for commits, from now on and not before; False when it did not answer. Calls share questions."""
@@ -163,9 +164,9 @@ class Mirror:
             self._kept.append(entry)
             self._applied = entry.crossing.after
             self._times.append(self._clock.monotonic())
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popleft()
             self._tell(self.silence)
+        while self._kept and self._kept[0].seq < page.first:
+            self._kept.popleft()  # the agent's bound on what a log may hold is this one's, too
 
     def _tell(self, silence: str | None) -> None:
         self.silence = silence
