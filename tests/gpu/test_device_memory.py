@@ -252,7 +252,7 @@ def test_frames_that_change_nearly_everywhere_are_staged_whole_and_take_their_bi
     twins = Twins.at(steps, 0, 0)
     changes = twins.memory.stage(steps.deltas)
     held = [frame for part in changes.parts for frame in part.frames]
-    units = sum(sum(part.counts) for part in changes.parts) / 0.9
+    units = sum(int(part.counts.sum()) for part in changes.parts) / 0.9
     assert sum(part.nbytes for part in changes.parts) < 4 * 1.1 * units + 2 * 16 * len(
         held
     )  # eight bytes, place by place

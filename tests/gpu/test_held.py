@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,3 +108,17 @@ def test_a_frame_that_does_not_fit_its_store_is_refused() -> None:
     with pytest.raises(ValueError, match="no flat row"):
         two = [torch.zeros(60, dtype=torch.int16), torch.zeros(120, dtype=torch.int16)[::2]]
         HeldFrames.of(TABLE, TILING, two, [held(0, 0, 0, 0, 3), held(0, 1, 1, 0, 3)])
+
+
+def test_frames_are_found_among_those_that_are_held_and_no_other() -> None:
+    store = torch.zeros(400, dtype=torch.int16)
+    count = TABLE.tensors[0].grid(TILING).count
+    found = HeldFrames.of(TABLE, TILING, [store], [held(1, index, 0, 0, 12) for index in (2, 0)])
+    tensors, indices = np.repeat(np.arange(4), count), np.tile(np.arange(count), 4)
+    kinds, rows = found.find(tensors, indices)
+    keys = zip(tensors.tolist(), indices.tolist(), strict=True)
+    there = {key: (kind, row) for key, kind, row in zip(keys, kinds.tolist(), rows.tolist(), strict=True) if row >= 0}
+    assert {(1, 2): (0, 0), (1, 0): (0, 1)} == there
+    assert (kinds < 0).tolist() == (rows < 0).tolist()
+    nowhere = HeldFrames.of(TABLE, TILING, [], []).find(tensors, indices)
+    assert {-1} == set(np.concatenate(nowhere).tolist())

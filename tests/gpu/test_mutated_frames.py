@@ -5,6 +5,7 @@ launch tries them all.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,8 @@ from syncline.codecs.context.codec import ContextCodec, lanes_of
 from syncline.codecs.context.counts import Counts, count_symbols, count_units
 from syncline.codecs.context.fitting import fit
 from syncline.delta.device.coded import DeviceTables, decode_alike
-from syncline.delta.parsed import CodedFrame
+from syncline.delta.device.layers import Alike, Layers
+from syncline.delta.parsed import CodedFrame, Delta
 from syncline.errors import FrameCorrupt
 from syncline.kernels.clock import DONE
 from syncline.kernels.gpu.batch import FrameBatch, Staged
@@ -76,6 +78,14 @@ def host_says(codec: ContextCodec, payload: bytes, changed: int, base: np.ndarra
         return str(error)
 
 
+def layers_of(codec: ContextCodec, frames: Sequence[tuple[bytes, int]]) -> Layers:
+    """Payload and promised changes of each frame, which is an entry."""
+    coded = {n: CodedFrame(codec, EncodedFrame(n, changed, data)) for n, (data, changed) in enumerate(frames)}
+    delta = Delta.of({0: coded})
+    rows = np.arange(len(frames))
+    return Layers(rows, np.zeros_like(rows), delta.columns, delta.codecs, delta.payloads)
+
+
 @pytest.mark.usefixtures("only_own_memory")
 @pytest.mark.parametrize("dtype", ["BF16", "F32", "F4", "U8"])
 def test_mutated_frames_end_on_a_device_as_on_the_host(dtype: str) -> None:
@@ -87,17 +97,20 @@ def test_mutated_frames_end_on_a_device_as_on_the_host(dtype: str) -> None:
     live = np.concatenate([base for *_, base in tried])
     store = torch.from_numpy(live.view(f"i{live.itemsize}") if live.itemsize > 1 else live)
     places = [(0, Frame(n * UNITS, 1, UNITS, UNITS)) for n in range(FRAMES)]
-    members = [CodedFrame(codec, EncodedFrame(n, changed, data)) for n, (data, changed, _) in enumerate(tried)]
-    lanes, tables = lanes_of(UNITS, SHIFT), DeviceTables(CPU)
+    layers = layers_of(codec, [(data, changed) for data, changed, _ in tried])
+    alike, tables = Alike(codec, lanes_of(UNITS, SHIFT), np.arange(FRAMES)), DeviceTables(CPU)
     begun: list[int] = []
-    for n, member in enumerate(members):
-        if isinstance(said := expected[n], str) and ("longer than the payload" in said or "is not a varint" in said):
+    for n, said in enumerate(expected):
+        if isinstance(said, str) and ("longer than the payload" in said or "is not a varint" in said):
             with pytest.raises(FrameCorrupt, match=f"frame {n}: context: the lanes are longer than the payload"):
-                decode_alike(FrameBatch.of([store], [places[n]]), [member], lanes, tables, lambda _, n=n: f"frame {n}")
+                one = replace(alike, entries=np.array([n]))
+                decode_alike(FrameBatch.of([store], [places[n]]), layers, one, tables, lambda _, n=n: f"frame {n}")
         else:
             begun.append(n)
     batch = FrameBatch.of([store], [places[n] for n in begun])
-    decoding = decode_alike(batch, [members[n] for n in begun], lanes, tables, lambda at: f"frame {begun[at]}")
+    decoding = decode_alike(
+        batch, layers, replace(alike, entries=np.array(begun)), tables, lambda at: f"frame {begun[at]}"
+    )
     ended = dict(zip(begun, decoding.status.tolist(), strict=True))
     assert {n: isinstance(expected[n], Placed) for n in begun} == {n: status == DONE for n, status in ended.items()}
     first_bad = next(n for n in begun if ended[n] != DONE)

@@ -23,7 +23,7 @@ from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta
 from syncline.delta.device.held import HeldFrame, HeldFrames
 from syncline.delta.device.memory import to_device, to_host
-from syncline.delta.device.parts import DevicePart
+from syncline.delta.device.parts import DevicePart, Sums
 from syncline.delta.device.slabs import slab_bytes_of
 from syncline.delta.device.staging import digests_of, stage_held, stage_whole_held
 from syncline.delta.device.warming import warm_up
@@ -33,6 +33,7 @@ from syncline.wire.digest import Digest
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.layout import Layout, end_of
 from syncline_agent.arm.memory import Changes
+from syncline_agent.arm.part_digests import PartDigests
 from syncline_agent.arm.placing import InPlace, Part, place
 from syncline_agent.arm.shadows import Shadows, StrewnChanges
 from syncline_agent.arm.strewn import Units
@@ -70,15 +71,19 @@ class DeviceChanges:
     writes: Sequence[_Write]
     strewn: Mapping[int, StrewnChanges]
     """By tensor, for the shadows; what it writes to live memory is in `writes`."""
-    digests: Mapping[int, Mapping[int, Digest]]
+    digests: PartDigests
 
     @property
     def tensors(self) -> Sequence[int]:
-        return sorted(self.digests)
+        return list(self.digests)
+
+    @property
+    def sums(self) -> Mapping[int, Digest]:
+        return self.digests.sums
 
     @property
     def changed(self) -> int:
-        return sum(sum(part.counts) for part in self.parts) + sum(write.places.numel() for write in self.writes)
+        return sum(int(part.counts.sum()) for part in self.parts) + sum(write.places.numel() for write in self.writes)
 
     @property
     def nbytes(self) -> int:
@@ -132,9 +137,13 @@ class DeviceMemory:
         self._shadows = Shadows(layout, tiling, self._places, _DeviceStores(stores), loaded)
         self._strewn: set[int] = set()
         """Tensors with frames that do not lie as rows."""
-        self._part_of: dict[int, dict[int, int]] = {}
-        """By tensor and frame, of those that do."""
-        self._held = HeldFrames.of(layout.table, tiling, stores, self._in_place())
+        parts: dict[tuple[int, int], int] = {}
+        self._held = HeldFrames.of(layout.table, tiling, stores, self._in_place(parts))
+        self._parts_of = [
+            np.array([parts[key] for key in zip(kind.tensors.tolist(), kind.indices.tolist(), strict=True)], np.int64)
+            for kind in self._held.kinds
+        ]
+        """Which part a frame that lies as a row is in, by kind and row."""
         self._staging, self._sweeping = self._stream(), self._stream()
         decoding = [self._stream() for _ in range(_DECODING)]
         self._decoding = [stream for stream in decoding if stream is not None]
@@ -193,7 +202,7 @@ class DeviceMemory:
             found = [part.missing(undo=undo) for part in changes.parts]
             for part, missing in zip(changes.parts, found, strict=True):
                 if bool(missing.any()):
-                    wrong.update(part.tensors[at] for at, count in enumerate(missing.tolist()) if count)
+                    wrong.update(part.tensors[missing.cpu().numpy() != 0].tolist())
             for write in changes.writes:
                 if not torch.equal(self._stores[write.store][write.places], write.old if undo else write.new):
                     wrong.update(write.tensors)
@@ -228,29 +237,33 @@ class DeviceMemory:
             strewn = {tensor: self._shadows.stage_whole(tensor, whole(tensor)) for tensor in sorted(self._strewn)}
             return self._changes(parts, strewn)
 
-    def _in_place(self) -> Iterator[HeldFrame]:
+    def _in_place(self, parts: dict[tuple[int, int], int]) -> Iterator[HeldFrame]:
+        """Frames that lie as rows; of each the part, by tensor and frame."""
         for tensor in range(len(self.table.tensors)):
             for held in self._places(tensor).frames.values():
                 if isinstance(held, InPlace):
-                    self._part_of.setdefault(tensor, {})[held.index] = held.part
+                    parts[tensor, held.index] = held.part
                     yield HeldFrame(tensor, held.index, held.frame, held.store, held.there)
                 else:
                     self._strewn.add(tensor)
 
     def _changes(self, parts: Sequence[DevicePart], strewn: Mapping[int, StrewnChanges]) -> DeviceChanges:
-        digests: dict[int, dict[int, Digest]] = {}
-        for part in parts:
-            for tensor, index, count, change in zip(part.tensors, part.frames, part.counts, part.digests, strict=True):
-                if count:
-                    digests.setdefault(tensor, {})[self._part_of[tensor][index]] = change
-        for tensor, of_frame in strewn.items():
-            for change in of_frame.values():
-                if change.changed:
-                    digests.setdefault(tensor, {}).update(change.digests)
         kept = {tensor: of_frame for tensor, of_frame in strewn.items() if of_frame}
-        changes = DeviceChanges(parts, self._writes(kept), kept, digests)
+        changes = DeviceChanges(parts, self._writes(kept), kept, self._digests_of(parts, strewn))
         self._check_bytes(changes.nbytes)
         return changes
+
+    def _digests_of(self, parts: Sequence[DevicePart], strewn: Mapping[int, StrewnChanges]) -> PartDigests:
+        changes = ((tensor, change) for tensor, own in strewn.items() for change in own.values() if change.changed)
+        others = ((tensor, part, digest) for tensor, change in changes for part, digest in change.digests.items())
+        return PartDigests.of(map(self._parts_in, parts), others)
+
+    def _parts_in(self, part: DevicePart) -> tuple[NDArray[np.int64], NDArray[np.int64], Sums]:
+        """Of its frames that change: tensor, number of the part, digest."""
+        changed = part.counts > 0
+        tensors = part.tensors[changed].astype(np.int64)
+        kinds, rows = self._held.find(tensors, part.frames[changed])
+        return tensors, self._parts_of[int(kinds[0])][rows] if kinds.size else rows, part.sums[changed]
 
     def _writes(self, strewn: Mapping[int, StrewnChanges]) -> list[_Write]:
         """What strewn frames write, store by store."""
@@ -276,13 +289,13 @@ class DeviceMemory:
         """Refuse before decoding what will not fit: of one delta, its frames say how much it changes at least."""
         if self._staged_bytes_max is None or len(deltas) != 1:
             return
+        said = deltas[0].columns
+        kinds, rows = self._held.find(said.tensors, said.indices)
         least = 0
-        for tensor in deltas[0].tensors:
-            found, size = self._held.of_tensor(tensor), self.table.tensors[tensor].unit_bytes
-            for index, coded in deltas[0].frames(tensor).items():
-                if found is not None and found[1][index] >= 0:
-                    units = int(self._held.kinds[found[0]].units[found[1][index]])
-                    least += 2 * size * min(coded.frame.changed, units)
+        for number, kind in enumerate(self._held.kinds):
+            own = kinds == number
+            units = np.minimum(said.changed[own], kind.units[rows[own]])
+            least += 2 * kind.anchor.element_size() * int(units.sum())
         self._check_bytes(least)
 
     def _check_bytes(self, nbytes: int) -> None:

@@ -19,7 +19,7 @@ from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta, Place, StagedTensor
 from syncline.errors import EngineUnavailable, LayoutRefused
 from syncline.kernels.digest import digest_frame
-from syncline.wire.digest import Digest, seeds
+from syncline.wire.digest import Digest, seeds, total
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_agent.arm.layout import Layout, end_of
@@ -78,6 +78,10 @@ class HostChanges:
     @property
     def digests(self) -> Mapping[int, Mapping[int, Digest]]:
         return {change.tensor: change.digests for change in self.by_tensor if change.changed}
+
+    @property
+    def sums(self) -> Mapping[int, Digest]:
+        return {tensor: total(parts.values()) for tensor, parts in self.digests.items()}
 
 
 class HostMemory:

@@ -42,6 +42,11 @@ class Changes(Protocol):
         """By tensor and by part (its place in `Memory.parts`): what scattering adds to the digest of that part."""
         ...
 
+    @property
+    def sums(self) -> Mapping[int, Digest]:
+        """By tensor: the same of all its parts together."""
+        ...
+
 
 class Memory(Protocol):
     """The tensors of a table, as far as a rank holds them.

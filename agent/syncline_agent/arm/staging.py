@@ -91,11 +91,11 @@ def by_band(layout: Layout, digests: Digests) -> list[tuple[Band, Digest]]:
 
 def _after(memory: Memory, before: Digests, changes: Changes) -> Digests:
     after = [list(of_tensor) for of_tensor in before]
-    for tensor, parts in changes.digests.items():
+    for tensor, change in changes.sums.items():
         if len(after[tensor]) == 1:  # as of most: where its parts lie need not be looked at
-            after[tensor][0] += total(parts.values())
+            after[tensor][0] += change
             continue
-        for part, change in parts.items():
+        for part, change in changes.digests[tensor].items():
             after[tensor][memory.parts(tensor)[part].band] += change
     return after
 

@@ -31,6 +31,15 @@ class CodedFrame:
     frame: EncodedFrame
 
 
+def frame_at(columns: Columns, codecs: Sequence[Codec], payloads: Sequence[memoryview], place: int) -> CodedFrame:
+    """The frame at a place of the columns, which number these codecs and buffers."""
+    begin, payload = int(columns.starts[place]), payloads[int(columns.buffers[place])]
+    frame = EncodedFrame(
+        int(columns.indices[place]), int(columns.changed[place]), payload[begin : begin + int(columns.sizes[place])]
+    )
+    return CodedFrame(codecs[int(columns.codecs[place])], frame)
+
+
 class Delta:
     """One parsed delta. Payloads are views of the chunk buffers that it was parsed from, and keep them alive."""
 
@@ -99,16 +108,8 @@ class Delta:
     def frames(self, tensor: int) -> Mapping[int, CodedFrame]:
         """Changed frames of a tensor by frame index, made at each call: for those who look at one after the other."""
         own = self.columns.of_tensor(tensor)
-        return {int(self.columns.indices[place]): self.frame(place) for place in range(own.start, own.stop)}
-
-    def frame(self, place: int) -> CodedFrame:
-        """The frame at a place of the columns."""
-        said = self.columns
-        begin, payload = int(said.starts[place]), self.payloads[int(said.buffers[place])]
-        frame = EncodedFrame(
-            int(said.indices[place]), int(said.changed[place]), payload[begin : begin + int(said.sizes[place])]
-        )
-        return CodedFrame(self.codecs[int(said.codecs[place])], frame)
+        each = (frame_at(self.columns, self.codecs, self.payloads, place) for place in range(own.start, own.stop))
+        return {coded.frame.index: coded for coded in each}
 
     def part(self, tensor: int, first: int, last: int) -> Self:
         """The changed frames of one tensor from index `first` to `last`."""

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from syncline.codecs.context.codec import FAULTS, ContextCodec
 from syncline.codecs.context.lanes import place_lanes
-from syncline.delta.parsed import CodedFrame
+from syncline.delta.device.layers import Alike, Layers
 from syncline.errors import FrameCorrupt
 from syncline.kernels.clock import Alphabet
 from syncline.kernels.gpu.arrange import arrange
@@ -98,25 +97,19 @@ class Decoding:
         return self.staged
 
 
-def decode_alike(
-    batch: FrameBatch, members: Sequence[CodedFrame], lanes: int, tables: DeviceTables, say: Say
-) -> Decoding:
-    """Begin to decode frames of codecs that decode alike, with `lanes` each, against the batch."""
-    codec = members[0].codec
-    assert isinstance(codec, ContextCodec)
-    device = batch.device
-    frames = [member.frame for member in members]
-    sizes = np.fromiter((len(frame.payload) for frame in frames), np.int64, len(frames))
-    changed = np.fromiter((frame.changed for frame in frames), np.int32, len(frames))
-    payload = _joined([frame.payload for frame in frames], sizes)
-    places = place_lanes(payload, np.cumsum(sizes) - sizes, sizes, lanes)
+def decode_alike(batch: FrameBatch, layers: Layers, alike: Alike, tables: DeviceTables, say: Say) -> Decoding:
+    """Begin to decode frames that decode alike against the batch, which holds them in the same order."""
+    device, codec = batch.device, alike.codec
+    sizes, changed = layers.columns.sizes[alike.entries], layers.columns.changed[alike.entries].astype(np.int32)
+    payload = layers.payload(alike.entries)
+    places = place_lanes(payload, np.cumsum(sizes) - sizes, sizes, alike.lanes)
     if places.corrupt.any():
         at = int(places.corrupt.argmax())
         raise _corrupt(say(at), "the lanes are longer than the payload, or a length is no varint")
     coded = CodedFrames(
         codec.alphabet,
         tables.of(codec),
-        lanes,
+        alike.lanes,
         torch.from_numpy(changed).to(device),
         torch.from_numpy(payload).to(device),
         torch.from_numpy(places.starts.reshape(-1)).to(device),
@@ -125,16 +118,6 @@ def decode_alike(
     staged = Staged.empty(coded.changed, int(changed.sum()), batch.anchor.dtype)
     with tables.stream() as beside:
         return Decoding(staged, decode(batch, coded, staged), coded, beside, say)
-
-
-def _joined(payloads: Sequence[bytes | memoryview], sizes: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """All behind one another. Copied by numpy, which lets other threads run meanwhile: `bytes.join` holds them up for all of it."""
-    joined = np.empty(int(sizes.sum()), np.uint8)
-    ends = np.cumsum(sizes)
-    for payload, begin, end in zip(payloads, (ends - sizes).tolist(), ends.tolist(), strict=True):
-        if begin < end:
-            joined[begin:end] = np.frombuffer(payload, np.uint8)
-    return joined
 
 
 def _corrupt(frame: str, why: str) -> FrameCorrupt:

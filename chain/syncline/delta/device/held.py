@@ -105,6 +105,12 @@ class HeldFrames:
     kinds: Sequence[Kind]
     _rows: dict[int, tuple[int, Rows]]
     """By tensor: number of the kind, and of each frame of the grid its row there or none."""
+    _kind_of: NDArray[np.int64]
+    """The same as arrays: of each tensor the number of its kind or none,"""
+    _firsts: NDArray[np.int64]
+    """its first frame's place in the next,"""
+    _flat: Rows
+    """and the rows of all, behind them none."""
 
     @classmethod
     def of(
@@ -130,7 +136,7 @@ class HeldFrames:
                     rows[held.tensor] = len(kinds), np.full(count, _NONE, np.int64)
                 rows[held.tensor][1][held.index] = row
             kinds.append(_kind(table, stores, _Columns.of(members), device))
-        return cls(kinds, rows)
+        return cls._made(kinds, rows)
 
     @classmethod
     def whole(
@@ -157,7 +163,23 @@ class HeldFrames:
                 rows[tensor] = len(kinds), np.arange(first, first + grid.count)
                 first += grid.count
             kinds.append(_kind(table, stores, _Columns.whole(members), device))
-        return cls(kinds, rows)
+        return cls._made(kinds, rows)
+
+    @classmethod
+    def _made(cls, kinds: Sequence[Kind], rows: dict[int, tuple[int, Rows]]) -> Self:
+        counts = np.zeros(max(rows, default=-1) + 2, np.int64)  # the last: of all that are behind
+        of_tensor = np.full(counts.size, _NONE, np.int64)
+        for tensor, (kind, own) in rows.items():
+            counts[tensor], of_tensor[tensor] = own.size, kind
+        flat = [rows[tensor][1] for tensor in sorted(rows)]
+        return cls(kinds, rows, of_tensor, np.cumsum(counts) - counts, np.concatenate([*flat, [_NONE]]))
+
+    def find(self, tensors: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
+        """Of frames by tensor and index: number of the kind, and row there, both negative where a frame is not held as a row."""
+        known = np.minimum(tensors, self._kind_of.size - 1)
+        kinds = self._kind_of[known]
+        rows = self._flat[np.where(kinds < 0, _NONE, self._firsts[known] + indices)]
+        return np.where(rows < 0, _NONE, kinds), rows
 
     def of_tensor(self, tensor: int) -> tuple[int, Rows] | None:
         """Number of the tensor's kind, and by frame index its row there, negative for one that is not held as rows."""

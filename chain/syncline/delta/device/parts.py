@@ -8,11 +8,13 @@ Nothing is live before `write`. Absolute bits: writing twice is writing once, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from syncline.delta.device.slabs import Slab
@@ -20,27 +22,45 @@ from syncline.kernels.gpu import scatter as commit
 from syncline.kernels.gpu.batch import FrameBatch, Staged
 from syncline.wire.digest import Digest
 
+Sums = NDArray[np.uint64]
+"""[frames, 2]: the lanes of digests (wire.digest)."""
+
+
+def sums_of(sums: Tensor) -> Sums:
+    """As the kernels sum up, on the host. Waits for the device."""
+    return sums.cpu().numpy().view(np.uint64)
+
+
+def summed(keys: NDArray[np.integer], sums: Sums) -> dict[int, Digest]:
+    """The digests of each key together."""
+    order = np.argsort(keys, kind="stable")
+    named, firsts = np.unique(keys[order], return_index=True)
+    if not named.size:
+        return {}
+    lanes = np.add.reduceat(sums[order], firsts, axis=0)
+    return {key: Digest(*own) for key, own in zip(named.tolist(), lanes.tolist(), strict=True)}
+
 
 class DevicePart(Protocol):
     """Changes of some frames."""
 
     @property
-    def tensors(self) -> Sequence[int]:
+    def tensors(self) -> NDArray[np.int32]:
         """By frame: its tensor."""
         ...
 
     @property
-    def frames(self) -> Sequence[int]:
+    def frames(self) -> NDArray[np.int64]:
         """By frame: its index in the tensor's grid."""
         ...
 
     @property
-    def counts(self) -> Sequence[int]:
+    def counts(self) -> NDArray[np.int32]:
         """By frame: units that change."""
         ...
 
     @property
-    def digests(self) -> Sequence[Digest]:
+    def sums(self) -> Sums:
         """By frame: what writing adds to its tensor's digest."""
         ...
 
@@ -62,10 +82,10 @@ class DevicePart(Protocol):
 class SparsePart:
     """Places with old and new bits, as the kernels stage them."""
 
-    tensors: Sequence[int]
-    frames: Sequence[int]
-    counts: Sequence[int]
-    digests: Sequence[Digest]
+    tensors: NDArray[np.int32]
+    frames: NDArray[np.int64]
+    counts: NDArray[np.int32]
+    sums: Sums
     batch: FrameBatch
     staged: Staged
 
@@ -87,10 +107,10 @@ class SparsePart:
 class DensePart:
     """Frames before and after, whole: a list of places would take more."""
 
-    tensors: Sequence[int]
-    frames: Sequence[int]
-    counts: Sequence[int]
-    digests: Sequence[Digest]
+    tensors: NDArray[np.int32]
+    frames: NDArray[np.int64]
+    counts: NDArray[np.int32]
+    sums: Sums
     slab: Slab
 
     @property

@@ -77,10 +77,15 @@ class Slab:
         ]
         return int(torch.stack(counts).sum())
 
-    def changed_of_frames(self) -> list[int]:
+    def changed_of_frames(self) -> NDArray[np.int32]:
         """The same, by frame."""
         frames = [(self.frame(place, before=True), self.frame(place)) for place in range(self.rows.size)]
-        return torch.stack([torch.count_nonzero(before != after) for before, after in frames]).tolist()
+        return (
+            torch.stack([torch.count_nonzero(before != after) for before, after in frames])
+            .cpu()
+            .numpy()
+            .astype(np.int32)
+        )
 
     def difference(self) -> Staged:
         """Where the frames became something else, in order."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from syncline.codecs.context.codec import ContextCodec, lanes_of
 from syncline.delta.device.coded import Decoding, DeviceTables, decode_alike
 from syncline.delta.device.held import HeldFrames, Kind, Rows
+from syncline.delta.device.layers import Alike, Entries, Layers
 from syncline.delta.device.memory import to_device, to_host
-from syncline.delta.device.parts import DensePart, DevicePart, SparsePart
+from syncline.delta.device.parts import DensePart, DevicePart, SparsePart, summed, sums_of
 from syncline.delta.device.slabs import SLAB_BYTES, Slab, slabs
 from syncline.delta.parallel import in_order
-from syncline.delta.parsed import CodedFrame, Delta
+from syncline.delta.parsed import Delta
 from syncline.errors import FrameCorrupt
 from syncline.kernels import frames as host_frames
 from syncline.kernels.gpu import scatter as commit
@@ -53,7 +52,7 @@ class DeviceStaged:
 
     @property
     def changed(self) -> int:
-        return sum(sum(part.counts) for part in self.parts)
+        return sum(int(part.counts.sum()) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
@@ -63,11 +62,11 @@ class DeviceStaged:
     @property
     def digest_changes(self) -> dict[int, Digest]:
         """What scattering adds to each changed tensor's digest."""
-        changes: dict[int, Digest] = {}
-        for part in self.parts:
-            for tensor, change in zip(part.tensors, part.digests, strict=True):
-                changes[tensor] = changes.get(tensor, Digest()) + change
-        return changes
+        if not self.parts:
+            return {}
+        return summed(
+            np.concatenate([part.tensors for part in self.parts]), np.concatenate([part.sums for part in self.parts])
+        )
 
     def scatter(self) -> None:
         """Make the new bits live. Queued on the current stream."""
@@ -104,20 +103,10 @@ def stage_held(
 ) -> list[DevicePart]:
     """Decode a row of deltas against the held frames, which are only read; others are left out. On the current stream, and waits for it;
     decoders go on the streams `beside`, where there are any."""
-    work: list[dict[int, list[CodedFrame]]] = [{} for _ in held.kinds]
-    for delta in deltas:
-        for tensor in delta.tensors:
-            found = held.of_tensor(tensor)
-            if found is None:
-                continue
-            frames, of_kind = delta.frames(tensor), work[found[0]]
-            for row, coded in zip(found[1][list(frames)].tolist(), frames.values(), strict=True):
-                if row >= 0:
-                    of_kind.setdefault(row, []).append(coded)
     try:
         return [
             part
-            for kind, layers in zip(held.kinds, work, strict=True)
+            for kind, layers in zip(held.kinds, Layers.of(held, deltas), strict=True)
             for part in _Staging(table, kind, layers, executor, DeviceTables(kind.device, beside)).parts(slab_bytes)
         ]
     finally:  # what a refusal lets go of may not be used again while a decoder still writes to it
@@ -159,104 +148,77 @@ def digests_of(sums: Tensor) -> list[Digest]:
 
 @dataclass(frozen=True, slots=True)
 class _Staging:
-    """The frames of one kind that change, each with its deltas in order."""
+    """The frames of one kind that change."""
 
     table: TensorTable
     kind: Kind
-    layers: dict[int, list[CodedFrame]]
+    layers: Layers
     executor: Executor | None
     tables: DeviceTables
 
     def parts(self, slab_bytes: int) -> Iterator[DevicePart]:
-        once = {row: own[0] for row, own in self.layers.items() if len(own) == 1}
-        listed = _listed_most(self.kind, self.kind.units).tolist()
-        alone = {
-            row: coded
-            for row, coded in once.items()
-            if isinstance(coded.codec, ContextCodec) and coded.frame.changed <= listed[row]
-        }
+        layers, said = self.layers, self.layers.columns
+        listed = said.changed <= _listed_most(self.kind, self.kind.units)[layers.rows]
+        alone = layers.alone & layers.by_context & listed
         # All are queued before one is waited for, so that the host makes the next launch ready while the device decodes.
         decoding = [
-            (rows, *(placed := self.kind.launch(rows)), self._decoding(placed[0], rows, members, lanes))
-            for rows, members, lanes in self._launches(alone, _payload_bytes, _LAUNCH_BYTES, self.kind.walks.tolist())
+            (rows, *(placed := self.kind.launch(rows)), self._decoding(placed[0], rows, alike))
+            for alike in self._launches(np.flatnonzero(alone), said.sizes, _LAUNCH_BYTES, by_walk=True)
+            for rows in (layers.rows[alike.entries],)
         ]
         finished = [(rows, batch, places, begun.finish()) for rows, batch, places, begun in decoding]
         del decoding
         sums = [change_digest(batch, staged, places) for _, batch, places, staged in finished]
         for (rows, batch, _, staged), own in zip(finished, sums, strict=True):
             yield _part(self.kind, rows, batch, staged, own)
-        others = np.array(sorted(self.layers.keys() - alone.keys()), np.int64)
+        others = np.unique(layers.rows[~alone])
         for rows in slabs(self.kind, others, slab_bytes):
-            slab = Slab.of(self.kind, rows)
-            for turn in range(max(len(self.layers[row]) for row in rows.tolist())):
-                self._apply(slab, turn)
+            slab, entries = Slab.of(self.kind, rows), layers.of_rows(rows)
+            turns = layers.turns[entries]
+            for turn in range(int(turns.max()) + 1):
+                self._apply(slab, entries[turns == turn])
             yield from _differing(slab)
             del slab  # the next one takes its room
 
-    def _decoding(self, batch: FrameBatch, rows: Rows, members: Sequence[CodedFrame], lanes: int) -> Decoding:
-        return decode_alike(batch, members, lanes, self.tables, lambda at: self._called(int(rows[at])))
+    def _decoding(self, batch: FrameBatch, rows: Rows, alike: Alike) -> Decoding:
+        return decode_alike(batch, self.layers, alike, self.tables, lambda at: self._called(int(rows[at])))
 
-    def _launches(
-        self,
-        coded: dict[int, CodedFrame],
-        size: Callable[[CodedFrame], int],
-        most: int,
-        walks: Sequence[int] | None = None,
-    ) -> Iterator[tuple[Rows, list[CodedFrame], int]]:
-        """Frames that decode alike, with as many lanes and by the same walk, in the order of their rows; the last is that number. Their
-        sizes sum to `most` at most, or it is one frame.
-        """
-        units = self.kind.units.tolist()
-        lanes: dict[tuple[int, int], int] = {}
-        alike: dict[tuple[int, int, int], list[int]] = {}
-        for row, member in coded.items():
-            codec = member.codec
-            assert isinstance(codec, ContextCodec)
-            shape = units[row], codec.lane_shift
-            if shape not in lanes:
-                lanes[shape] = lanes_of(*shape)
-            like = self.tables.number(codec), lanes[shape], walks[row] if walks else 0
-            alike.setdefault(like, []).append(row)
-        for (_, each, _), rows in alike.items():
-            rows.sort()
-            sizes = np.cumsum([size(coded[row]) for row in rows])
-            left = iter(rows)
+    def _launches(self, entries: Entries, sizes: NDArray[np.int64], most: int, *, by_walk: bool) -> Iterator[Alike]:
+        """Those that decode alike; their sizes (of all entries) sum to `most` at most, or it is one frame."""
+        for alike in self.layers.alike(self.kind, entries, self.tables.number, by_walk=by_walk):
+            ends = np.cumsum(sizes[alike.entries])
             done = 0
-            while part := list(islice(left, _fitting(sizes, done, most))):
-                done += len(part)
-                yield np.array(part, np.int64), [coded[row] for row in part], each
+            while done < ends.size:
+                end = done + _fitting(ends, done, most)
+                yield replace(alike, entries=alike.entries[done:end])
+                done = end
 
-    def _apply(self, slab: Slab, turn: int) -> None:
-        """The next delta of each frame of the slab that has one, on what it has become so far."""
-        place = {row: at for at, row in enumerate(slab.rows.tolist())}
-        coded = {row: self.layers[row][turn] for row in place if turn < len(self.layers[row])}
-        ours = {row: member for row, member in coded.items() if isinstance(member.codec, ContextCodec)}
-        for rows, members, lanes in self._launches(ours, self._decoded_bytes, _DECODED_BYTES):
-            batch = slab.batch(np.array([place[row] for row in rows.tolist()], np.int64))
-            commit.scatter(batch, self._decoding(batch, rows, members, lanes).finish())
-        others = sorted(coded.keys() - ours.keys())
-        copies = [to_host(slab.frame(place[row])).copy() for row in others]
+    def _apply(self, slab: Slab, entries: Entries) -> None:
+        """One delta of each frame of the slab that has such an entry, on what it has become so far."""
+        layers, said = self.layers, self.layers.columns
+        ours = layers.by_context[entries]
+        decoded = np.maximum(said.sizes, said.changed * _change_bytes(self.kind))
+        for alike in self._launches(entries[ours], decoded, _DECODED_BYTES, by_walk=False):
+            rows = layers.rows[alike.entries]
+            batch = slab.batch(np.searchsorted(slab.rows, rows))
+            commit.scatter(batch, self._decoding(batch, rows, alike).finish())
+        others = [(entry, int(layers.rows[entry])) for entry in entries[~ours].tolist()]
+        places = [int(np.searchsorted(slab.rows, row)) for _, row in others]
+        copies = [to_host(slab.frame(place)).copy() for place in places]
 
         def decode(at: int) -> None:
-            member = coded[others[at]]
+            entry, row = others[at]
+            member = layers.frame(entry)
             try:
                 member.codec.decode(memoryview(member.frame.payload), copies[at], changed=member.frame.changed)
             except FrameCorrupt as error:
-                called = self._called(others[at])
-                raise FrameCorrupt(f"{called}: {error}; fetch the chunk again, or check the base") from error
+                raise FrameCorrupt(f"{self._called(row)}: {error}; fetch the chunk again, or check the base") from error
 
         for at, _ in enumerate(in_order(self.executor, decode, range(len(others)))):
-            slab.frame(place[others[at]]).copy_(to_device(copies[at], slab.after.device))
-
-    def _decoded_bytes(self, coded: CodedFrame) -> int:
-        return max(len(coded.frame.payload), coded.frame.changed * _change_bytes(self.kind))
+            slab.frame(places[at]).copy_(to_device(copies[at], slab.after.device))
 
     def _called(self, row: int) -> str:
         return f"frame {self.kind.indices[row]} of {self.table.tensors[self.kind.tensors[row]].name}"
-
-
-def _payload_bytes(coded: CodedFrame) -> int:
-    return len(coded.frame.payload)
 
 
 def _fitting(sizes: NDArray[np.int64], done: int, most: int) -> int:
@@ -285,13 +247,13 @@ def _differing(slab: Slab) -> list[DevicePart]:
         return [_part(slab.kind, slab.rows, batch, staged, change_digest(batch, staged, places))]
     every = np.arange(slab.rows.size)
     sums = sweep(slab.batch(every), places) - sweep(slab.batch(every, before=True), places)
-    tensors, indices = slab.kind.tensors[slab.rows].tolist(), slab.kind.indices[slab.rows].tolist()
-    return [DensePart(tensors, indices, slab.changed_of_frames(), digests_of(sums), slab)]
+    tensors, indices = slab.kind.tensors[slab.rows], slab.kind.indices[slab.rows]
+    return [DensePart(tensors, indices, slab.changed_of_frames(), sums_of(sums), slab)]
 
 
 def _part(kind: Kind, rows: Rows, batch: FrameBatch, staged: Staged, sums: Tensor) -> DevicePart:
-    tensors, indices = kind.tensors[rows].tolist(), kind.indices[rows].tolist()
-    return SparsePart(tensors, indices, staged.changed.tolist(), digests_of(sums), batch, staged)
+    counts = staged.changed.cpu().numpy()
+    return SparsePart(kind.tensors[rows], kind.indices[rows], counts, sums_of(sums), batch, staged)
 
 
 def _in_tensor(kind: Kind, row: int) -> Frame:
