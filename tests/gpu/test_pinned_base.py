@@ -93,7 +93,10 @@ def test_a_step_is_written_span_by_span(monkeypatch: pytest.MonkeyPatch) -> None
     stage_held = pinned.stage_held
 
     def seen(table: TensorTable, held: Any, deltas: Any, **options: Any) -> Any:
-        sizes.append(sum(int(kind.units.sum()) * kind.anchor.element_size() for kind in held.kinds))
+        (span,) = deltas
+        kinds, rows = held.find(span.columns.tensors, span.columns.indices)
+        each = zip(kinds.tolist(), rows.tolist(), strict=True)
+        sizes.append(sum(held.kinds[k].view(row).nbytes for k, row in each))
         return stage_held(table, held, deltas, **options)
 
     monkeypatch.setattr(pinned, "stage_held", seen)

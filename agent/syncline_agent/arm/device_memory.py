@@ -31,6 +31,7 @@ from syncline.errors import EngineUnavailable, LayoutRefused
 from syncline.kernels.gpu.digest import sweep
 from syncline.wire.digest import Digest
 from syncline.wire.tiling import Tiling
+from syncline_agent.arm.device_changes import DeviceChanges, DeviceWrite
 from syncline_agent.arm.layout import Layout, end_of
 from syncline_agent.arm.memory import Changes
 from syncline_agent.arm.part_digests import PartDigests
@@ -45,53 +46,6 @@ _DECODING = 4
 """Streams for decoders: a step that changes little is decoded by few threads, each of which takes long."""
 _PLACED = 1024
 """Tensors whose frames' places are remembered, as for host memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """Bits for single places of one store."""
-
-    tensors: Sequence[int]
-    store: int
-    places: torch.Tensor
-    """int64."""
-    new: torch.Tensor
-    old: torch.Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.places.nbytes + self.new.nbytes + self.old.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceChanges:
-    """Absolute bits for places of device memory (memory.Changes)."""
-
-    parts: Sequence[DevicePart]
-    writes: Sequence[_Write]
-    strewn: Mapping[int, StrewnChanges]
-    """By tensor, for the shadows; what it writes to live memory is in `writes`."""
-    digests: PartDigests
-
-    @property
-    def tensors(self) -> Sequence[int]:
-        return list(self.digests)
-
-    @property
-    def sums(self) -> Mapping[int, Digest]:
-        return self.digests.sums
-
-    @property
-    def changed(self) -> int:
-        return sum(int(part.counts.sum()) for part in self.parts) + sum(write.places.numel() for write in self.writes)
-
-    @property
-    def nbytes(self) -> int:
-        """Of device memory, and of the host's for the shadows."""
-        shadows = sum(
-            change.shadow.nbytes for of_frame in self.strewn.values() for change in of_frame.values() if change.shadow
-        )
-        return sum(part.nbytes for part in self.parts) + sum(write.nbytes for write in self.writes) + shadows
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +219,7 @@ class DeviceMemory:
         kinds, rows = self._held.find(tensors, part.frames[changed])
         return tensors, self._parts_of[int(kinds[0])][rows] if kinds.size else rows, part.sums[changed]
 
-    def _writes(self, strewn: Mapping[int, StrewnChanges]) -> list[_Write]:
+    def _writes(self, strewn: Mapping[int, StrewnChanges]) -> list[DeviceWrite]:
         """What strewn frames write, store by store."""
         of_store: dict[int, list[tuple[int, Any]]] = {}
         for tensor, of_frame in strewn.items():
@@ -273,7 +227,7 @@ class DeviceMemory:
                 for write in change.writes:
                     of_store.setdefault(write.store, []).append((tensor, write))
         return [
-            _Write(
+            DeviceWrite(
                 sorted({tensor for tensor, _ in writes}),
                 store,
                 torch.from_numpy(np.concatenate([write.places for _, write in writes])).to(self._device),

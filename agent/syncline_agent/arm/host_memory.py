@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from syncline import delta, faults
 from syncline.checkpoint import Checkpoint
 from syncline.delta import Delta, Place, StagedTensor
+from syncline.delta.warming import compile_reading
 from syncline.errors import EngineUnavailable, LayoutRefused
 from syncline.kernels.digest import digest_frame
 from syncline.wire.digest import Digest, seeds, total
@@ -167,6 +168,7 @@ class HostMemory:
         ]
 
     def warm_up(self) -> None:
+        compile_reading()
         for spec in {s.unit_bytes: s for s in self.table.tensors}.values():
             tiny = spec.model_copy(
                 update={"shape": [8 * spec.unit_bytes], "dtype": f"U{8 * spec.unit_bytes}", "axis": 0}

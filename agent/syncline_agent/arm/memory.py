@@ -97,5 +97,5 @@ class Memory(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Compile and load what `scatter` and `read_back` will run; touches no live memory."""
+        """Compile and load what `scatter` and `read_back` will run, and what reads a delta; touches no live memory."""
         ...

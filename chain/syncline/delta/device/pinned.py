@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from syncline.delta.device.held import HeldFrame, HeldFrames
+from syncline.delta.device.held import HeldFrames
 from syncline.delta.device.memory import current
+from syncline.delta.device.slabs import pieces
 from syncline.delta.device.staging import DeviceStaged, stage_held
 from syncline.delta.parsed import Delta
 from syncline.kernels.gpu.batch import UNIT_TYPES
@@ -63,31 +65,23 @@ def write_delta(
     Whoever raises leaves a mix of before and after. FrameCorrupt, naming tensor and frame, when a payload does not decode.
     """
     with current(device):
-        stores = [live(tensor) for tensor in delta.tensors]
-        for frames in _spans(table, tiling, delta, span_bytes):
-            held = HeldFrames.of(table, tiling, stores, frames, device=device)
-            DeviceStaged(stage_held(table, held, [delta], slab_bytes=span_bytes // _SLABS)).scatter()
+        stores = [(tensor, live(tensor)) for tensor in delta.tensors]
+        held = HeldFrames.whole(table, tiling, stores, device=device)
+        for span in _spans(table, tiling, delta, span_bytes):
+            DeviceStaged(stage_held(table, held, [span], slab_bytes=span_bytes // _SLABS)).scatter()
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # the host reads that memory next
 
 
-def _spans(table: TensorTable, tiling: Tiling, delta: Delta, span_bytes: int) -> Iterator[list[HeldFrame]]:
+def _spans(table: TensorTable, tiling: Tiling, delta: Delta, span_bytes: int) -> Iterator[Delta]:
     """The frames that change, of at most so many bytes together, or one."""
-    span: list[HeldFrame] = []
-    filled = 0
-    for store, tensor in enumerate(delta.tensors):
-        spec = table.tensors[tensor]
-        grid = spec.grid(tiling)
-        for index in delta.frames(tensor):
-            frame = grid.frame(index)
-            size = frame.units * spec.unit_bytes
-            if span and filled + size > span_bytes:
-                yield span
-                span, filled = [], 0
-            span.append(HeldFrame(tensor, index, frame, store, frame))
-            filled += size
-    if span:
-        yield span
+    starts = np.zeros(delta.columns.count + 1, np.int64)
+    for tensor in delta.tensors:
+        spec, own = table.tensors[tensor], delta.columns.of_tensor(tensor)
+        cut, indices = spec.grid(tiling).columns(), delta.columns.indices[own]
+        starts[1:][own] = cut.runs[indices] * cut.lengths[indices] * spec.unit_bytes
+    for low, high in pieces(np.cumsum(starts), span_bytes):
+        yield Delta(delta.columns.at(slice(low, high)), delta.codecs, delta.payloads)
 
 
 def _placed(sizes: Sequence[int], block_bytes: int) -> tuple[list[tuple[int, int]], list[int]]:

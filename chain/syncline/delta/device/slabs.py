@@ -90,7 +90,7 @@ class Slab:
     def difference(self) -> Staged:
         """Where the frames became something else, in order."""
         most = _COMPARED_BYTES // self.after.element_size()
-        parts = [self._differing(low, high) for low, high in _pieces(self.starts, most)]
+        parts = [self._differing(low, high) for low, high in pieces(self.starts, most)]
         changed, positions, old, new = (torch.cat(column) for column in zip(*parts, strict=True))
         ends = torch.cumsum(changed, 0)
         return Staged(ends - changed, changed.to(torch.int32), positions, old, new)
@@ -119,7 +119,7 @@ def slab_bytes_of(device: torch.device) -> int:
 
 def slabs(kind: Kind, rows: Rows, slab_bytes: int) -> Iterator[Rows]:
     """Rows in slabs of at most so many bytes, or of one frame."""
-    for low, high in _pieces(_starts(kind, rows), slab_bytes // kind.anchor.element_size()):
+    for low, high in pieces(_starts(kind, rows), slab_bytes // kind.anchor.element_size()):
         yield rows[low:high]
 
 
@@ -129,7 +129,7 @@ def _starts(kind: Kind, rows: Rows) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _pieces(starts: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+def pieces(starts: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
     """Cut frames that lie behind one another into spans of at most `most` units, or of one frame."""
     low = 0
     while low < starts.size - 1:

@@ -24,7 +24,7 @@ from syncline.delta.device.held import HeldFrames, Kind, Rows
 from syncline.delta.device.layers import Alike, Entries, Layers
 from syncline.delta.device.memory import to_device, to_host
 from syncline.delta.device.parts import DensePart, DevicePart, SparsePart, summed, sums_of
-from syncline.delta.device.slabs import SLAB_BYTES, Slab, slabs
+from syncline.delta.device.slabs import SLAB_BYTES, Slab, pieces, slabs
 from syncline.delta.parallel import in_order
 from syncline.delta.parsed import Delta
 from syncline.errors import FrameCorrupt
@@ -186,12 +186,9 @@ class _Staging:
     def _launches(self, entries: Entries, sizes: NDArray[np.int64], most: int, *, by_walk: bool) -> Iterator[Alike]:
         """Those that decode alike; their sizes (of all entries) sum to `most` at most, or it is one frame."""
         for alike in self.layers.alike(self.kind, entries, self.tables.number, by_walk=by_walk):
-            ends = np.cumsum(sizes[alike.entries])
-            done = 0
-            while done < ends.size:
-                end = done + _fitting(ends, done, most)
-                yield replace(alike, entries=alike.entries[done:end])
-                done = end
+            starts = np.concatenate([[0], np.cumsum(sizes[alike.entries])])
+            for low, high in pieces(starts, most):
+                yield replace(alike, entries=alike.entries[low:high])
 
     def _apply(self, slab: Slab, entries: Entries) -> None:
         """One delta of each frame of the slab that has such an entry, on what it has become so far."""
@@ -219,12 +216,6 @@ class _Staging:
 
     def _called(self, row: int) -> str:
         return f"frame {self.kind.indices[row]} of {self.table.tensors[self.kind.tensors[row]].name}"
-
-
-def _fitting(sizes: NDArray[np.int64], done: int, most: int) -> int:
-    """Frames of the next launch, where so many are done; `sizes` are sums."""
-    before = int(sizes[done - 1]) if done else 0
-    return max(1, int(np.searchsorted(sizes, before + most, side="right")) - done)
 
 
 def _change_bytes(kind: Kind) -> int:

@@ -18,6 +18,7 @@ from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import LANE_SHIFT_USUAL, lanes_of
 from syncline.codecs.context.table import CONTEXTS, ZONE_BITS_MIN
 from syncline.delta.device.held import HeldFrames, Kind
+from syncline.delta.warming import compile_reading
 from syncline.kernels.clock import VALUE_BITS, Alphabet
 from syncline.kernels.gpu.arrange import arrange
 from syncline.kernels.gpu.batch import CodedFrames, DeviceTable, Staged, Walk
@@ -34,6 +35,7 @@ _SHIFTS = (LANE_SHIFT_USUAL, LANE_SHIFT_USUAL + 1)
 
 def warm_up(table: TensorTable, held: HeldFrames) -> None:
     """Queued on the current stream."""
+    compile_reading()
     for kind in held.kinds:
         for walk in sorted(set(kind.walks.tolist())):
             row = _least(kind, kind.walks == walk)
