@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ class PinnedBase(DeviceBase):
         self._rooms: list[Tensor] = []
 
     def forget(self) -> None:
+        if self._rooms and self.device.type == "cuda":
+            # torch gives this memory to whoever pins next, and knows nothing of kernels that reach into it: a step that failed may still
+            # be writing. A device that fails here runs none any more.
+            with suppress(RuntimeError):
+                torch.cuda.synchronize(self.device)
         super().forget()
         self._rooms = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -158,6 +159,27 @@ def test_the_base_is_a_copy_of_the_trainer_s_memory() -> None:
     Publisher(MemoryStore(SystemClock()), "run", base=base, files=FILES).publish(own)
     own["w"].fill_(0)
     assert counted(0)["w"].view(torch.int16).tolist() == base.held(0).tolist()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_memory_is_let_go_of_while_a_kernel_may_write_there(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = PinnedBase("cpu")
+    Publisher(MemoryStore(SystemClock()), "run", base=base, files=FILES).publish(counted(0))
+    room = weakref.ref(base.held(0).untyped_storage())
+    waited: list[tuple[torch.device, bool]] = []
+
+    def synchronize(device: torch.device) -> None:
+        waited.append((device, room() is not None))
+        if broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    base.device = torch.device("cuda", 0)
+    base.forget()
+    assert [(base.device, True)] == waited
+    assert room() is None
+    base.forget()  # nothing is held: whoever never had such memory never waits
+    assert 1 == len(waited)
 
 
 def test_memory_that_cannot_be_pinned_is_named_and_costs_no_version() -> None:
