@@ -22,14 +22,17 @@ CODECS: Mapping[int, Codec] = {codec.id: codec for codec in (RawCodec(), SparseC
 class SectionCodecs:
     """The codecs of one chunk's sections. A table is parsed once, however many sections share it."""
 
-    def __init__(self, tables: Sequence[CodecTable], *, what: str) -> None:
-        """FormatInvalid when a table belongs to a codec that takes none."""
+    def __init__(
+        self, tables: Sequence[CodecTable], *, what: str, known: dict[bytes, ContextTable] | None = None
+    ) -> None:
+        """`known`: tables by their bytes, which grow by those of the chunk: all chunks of a delta often have the same. FormatInvalid when
+        a table belongs to a codec that takes none."""
         for table in tables:
             if table.codec != CODEC_CONTEXT:
                 raise FormatInvalid(f"{what} has a table for codec {_called(table.codec)}; it takes none")
         self._tables = tables
         self._what = what
-        self._parsed: dict[int, ContextTable] = {}
+        self._known = {} if known is None else known
         self._bound: dict[tuple[bytes, str], Codec] = {}
 
     def codec(self, codec_id: int, params: bytes, dtype: str) -> Codec:
@@ -52,10 +55,10 @@ class SectionCodecs:
         number, lane_shift = read_params(params, what=self._what)
         if number >= len(self._tables):
             raise FormatInvalid(f"{self._what} has a section with table {number} of {len(self._tables)}")
-        if number not in self._parsed:
-            data = self._tables[number].data
-            self._parsed[number] = ContextTable.parse(data, what=f"{self._what}, table {number}")
-        return ContextCodec(self._parsed[number], alphabet, lane_shift)
+        data = bytes(self._tables[number].data)
+        if data not in self._known:
+            self._known[data] = ContextTable.parse(data, what=f"{self._what}, table {number}")
+        return ContextCodec(self._known[data], alphabet, lane_shift)
 
 
 def codec_named(name: str) -> Codec:

@@ -11,12 +11,13 @@ import numpy as np
 from typing_extensions import Buffer
 
 from syncline.codecs.base import Codec
+from syncline.codecs.context.table import ContextTable
 from syncline.codecs.registry import SectionCodecs
 from syncline.delta.columns import Column, Columns
 from syncline.errors import FormatInvalid
 from syncline.kernels import directory as directories
 from syncline.kernels.checksums import frame_checksums
-from syncline.wire.chunk import EncodedFrame, ReadChunk, read_chunk
+from syncline.wire.chunk import EncodedFrame, read_chunk
 from syncline.wire.directory import Directory
 from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import Grids, TensorTable
@@ -75,6 +76,7 @@ class Delta:
         parts: list[Columns] = []
         names: list[str] = []
         codecs: list[Codec] = []
+        tables: dict[bytes, ContextTable] = {}
         payloads: list[memoryview] = []
         for named, data in chunks:
             name = named if isinstance(named, str) else named.blake3
@@ -87,7 +89,8 @@ class Delta:
             )
             if isinstance(named, ChunkRef):
                 _check_span(named, chunk.directory)
-            numbers = _numbers(chunk, table, codecs, what=f"chunk {name}")
+            of_chunk = SectionCodecs(chunk.tables, what=f"chunk {name}", known=tables)
+            numbers = _numbers(chunk.directory, table, of_chunk, codecs)
             parts.append(_columns(chunk.directory, numbers, len(payloads)))
             payloads.append(chunk.payloads)
             names.append(name)
@@ -127,10 +130,9 @@ def _frames_of(grids: Grids, name: str) -> Callable[[int], int]:
     return count
 
 
-def _numbers(chunk: ReadChunk, table: TensorTable, codecs: list[Codec], *, what: str) -> Column:
+def _numbers(said: Directory, table: TensorTable, of_chunk: SectionCodecs, codecs: list[Codec]) -> Column:
     """Of each section its codec's number in the list, which grows by those that are new."""
     known: dict[int, int] = {}
-    of_chunk, said = SectionCodecs(chunk.tables, what=what), chunk.directory
     numbers = np.empty(said.tensors.size, np.int64)
     sections = zip(said.tensors.tolist(), said.codecs.tolist(), said.params, strict=True)
     for place, (tensor, codec, params) in enumerate(sections):
