@@ -1,8 +1,8 @@
-"""One tensor after another of a step: what it changes against the base, and what its digest is then."""
+"""The tensors of a step, one after another: what each changes against the base, and what its digest is then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,14 +42,15 @@ class Step:
 
 
 class StepEncoder(Protocol):
-    """Encodes a step against a base. Tensors come in the table's order."""
+    """Encodes a step against a base."""
 
-    def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
-        """Take the next tensor, whose digest in the base is `before`. With `verify` that is looked at, not believed: DigestMismatch."""
+    def changes(self, source: WeightSource, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
+        """Take all tensors, whose digests in the base are `before`. Gives the change of each in the table's order, once it is known: what
+        is encoded by then may be any part of the step. With `verify` the digests are looked at, not believed: DigestMismatch."""
         ...
 
     def finish(self) -> EncodedDelta:
-        """Close the last chunk."""
+        """Close the last chunk, once all changes were given."""
         ...
 
 
@@ -78,14 +79,14 @@ class HostStep:
         )
         self._executor = executor
 
-    def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
-        spec = self._table.tensors[tensor]
-        new = source.units(tensor)
-        change = self._encoder.add(tensor, self._base.units(tensor), new)
-        after = before + change.digest_change
-        if verify and digest_tensor(spec, new, executor=self._executor) != after:
-            raise damaged(spec)
-        return Change(after, change.nonfinite)
+    def changes(self, source: WeightSource, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
+        for tensor, spec in enumerate(self._table.tensors):
+            new = source.units(tensor)
+            change = self._encoder.add(tensor, self._base.units(tensor), new)
+            after = before[tensor] + change.digest_change
+            if verify and digest_tensor(spec, new, executor=self._executor) != after:
+                raise damaged(spec)
+            yield Change(after, change.nonfinite)
 
     def finish(self) -> EncodedDelta:
         return self._encoder.finish()

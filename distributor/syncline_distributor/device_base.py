@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from syncline.delta import Delta, EncodedDelta
 from syncline.delta.device.encoding import DeviceEncoder
+from syncline.delta.device.held import HeldFrames
 from syncline.delta.device.memory import current, to_device, to_host
-from syncline.delta.device.staging import digest, stage
+from syncline.delta.device.staging import DeviceStaged, digest, stage_held
 from syncline.wire.digest import Digest
 from syncline.wire.tensors import TensorSpec
 from syncline.wire.tiling import Tiling
@@ -25,6 +27,9 @@ from syncline_distributor.bases import MemoryBase
 from syncline_distributor.changes import Change, Step, StepEncoder, damaged
 from syncline_distributor.torch_weights import usable_device
 from syncline_distributor.weights import MappingWeights, WeightSource
+
+PACKERS = 4
+"""Threads that put chunks together and hash them."""
 
 
 class DeviceBase(MemoryBase):
@@ -37,6 +42,9 @@ class DeviceBase(MemoryBase):
         self.device = usable_device(device)
         if self.device.type == "cuda" and self.device.index is None:  # this one, whichever is current later
             self.device = torch.device("cuda", torch.cuda.current_device())
+        self._packers = ThreadPoolExecutor(PACKERS, "syncline-pack")
+        self._frames: HeldFrames | None = None
+        """Where the tensors' frames lie: they stay where they are until all is forgotten."""
 
     def units(self, tensor: int) -> NDArray[Any]:
         return to_host(self._units[tensor])
@@ -46,7 +54,11 @@ class DeviceBase(MemoryBase):
         return self._units[tensor]
 
     def step(self, step: Step) -> StepEncoder:
-        return DeviceStep(self, step)
+        return DeviceStep(self, step, self._packers)
+
+    def forget(self) -> None:
+        super().forget()
+        self._frames = None
 
     def _kept(self, tensor: int, units: NDArray[Any]) -> Tensor:
         return to_device(np.array(units, copy=True), self.device)
@@ -55,8 +67,10 @@ class DeviceBase(MemoryBase):
         return on_device(source, tensor, self.device).clone()
 
     def _change(self, delta: Delta, tiling: Tiling) -> None:
+        if self._frames is None:
+            self._frames = HeldFrames.whole(self.table, tiling, list(enumerate(self._units)))
         with current(self.device):
-            stage(self.table, tiling, self.held, delta).scatter()
+            DeviceStaged(stage_held(self.table, self._frames, [delta])).scatter()
 
     def _digest(self, spec: TensorSpec, units: Tensor) -> Digest:
         return self.digest(spec, units)
@@ -72,23 +86,34 @@ class DeviceBase(MemoryBase):
 class DeviceStep:
     """Weights and base in device memory."""
 
-    def __init__(self, base: DeviceBase, step: Step) -> None:
+    def __init__(self, base: DeviceBase, step: Step, packers: Executor) -> None:
         self._base = base
         self._table = step.table
-        self._tiling = step.tiling
         self._encoder = DeviceEncoder(
-            step.table, step.tiling, device=base.device, choice=step.choice, nonce=step.nonce, sink=step.sink
+            step.table,
+            step.tiling,
+            device=base.device,
+            choice=step.choice,
+            nonce=step.nonce,
+            sink=step.sink,
+            executor=packers,
         )
 
-    def add(self, tensor: int, source: WeightSource, before: Digest, *, verify: bool) -> Change:
-        spec = self._table.tensors[tensor]
-        if verify and self._base.digest(spec, self._base.held(tensor)) != before:
-            raise damaged(spec)
-        new = on_device(source, tensor, self._base.device)
-        return Change(
-            self._base.digest(spec, new),
-            self._encoder.add(tensor, self._base.held(tensor), new),
-        )
+    def changes(self, source: WeightSource, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
+        for tensor, _ in enumerate(self._table.tensors):
+            self._encoder.add(tensor, self._base.held(tensor), on_device(source, tensor, self._base.device))
+            if self._encoder.full:
+                yield from self._seen(before, verify=verify)
+        yield from self._seen(before, verify=verify)
+
+    def _seen(self, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
+        """Of the tensors that are held: the device is waited for once, and nothing of them is encoded yet."""
+        group = self._encoder.look()
+        if verify:
+            for held, found in zip(group.tensors, group.digests(before=True), strict=True):
+                if found != before[held.tensor]:
+                    raise damaged(held.spec)
+        yield from map(Change, group.digests(), group.nonfinite)
 
     def finish(self) -> EncodedDelta:
         return self._encoder.finish()

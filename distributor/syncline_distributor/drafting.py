@@ -23,6 +23,7 @@ from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 from syncline_distributor.bases import Base
 from syncline_distributor.changes import Step
+from syncline_distributor.heap import seldom_collected
 from syncline_distributor.settings import NonFinite, PublishSettings
 from syncline_distributor.steps import Steps, reach
 from syncline_distributor.uploading import Uploads
@@ -83,22 +84,22 @@ class Drafter:
         base.spool.clear()
         table = source.table
         step = base.step(Step(table, self.tiling, self.settings.choice, lambda: self.random.randbytes(16), uploads.put))
-        digests = list(digests)
-        for tensor, spec in enumerate(table.tensors):
+        after: list[Digest] = []
+        with seldom_collected():
             try:
-                change = step.add(tensor, source, digests[tensor], verify=verify)
+                for spec, change in zip(table.tensors, step.changes(source, digests, verify=verify), strict=True):
+                    self._refuse(spec.name, change.nonfinite)
+                    after.append(change.digest)
             except DigestMismatch:
                 base.forget()
                 raise
-            self._refuse(spec.name, change.nonfinite)
-            digests[tensor] = change.digest
-        encoded = step.finish()
+            encoded = step.finish()
         laps.lap("encode")
         yield reach("publish.encoded")
         uploads.wait()
         laps.lap("upload")
         yield reach("publish.chunks_put")
-        return Draft(base.manifest.version, list(encoded.chunks), None, digests, encoded.statistics)
+        return Draft(base.manifest.version, list(encoded.chunks), None, after, encoded.statistics)
 
     def whole(self, source: WeightSource, base: Base, *, version: int, nonce: str, laps: Laps) -> Steps[Draft]:
         """Upload everything: the first version, other tensors than the base's, or a chain that has no way to its

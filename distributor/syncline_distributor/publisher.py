@@ -29,6 +29,7 @@ from syncline_distributor.accepting import Weights, check_files, check_kind, sou
 from syncline_distributor.bases import Base
 from syncline_distributor.committing import Writer, create_or_read_run, new_nonce
 from syncline_distributor.drafting import Draft, Drafter, Laps, empty_draft, put_table
+from syncline_distributor.heap import seldom_collected
 from syncline_distributor.measuring import PublishMeasures
 from syncline_distributor.placing import BaseMemory, own_base
 from syncline_distributor.published import Published, repeats
@@ -77,7 +78,9 @@ class Publisher:
         self._measures = PublishMeasures(metrics or Metrics(), run, view)
         self._executor = executor
         self._uploaders = (
-            ThreadPoolExecutor(self._settings.uploads, "syncline-upload") if executor is not None else None
+            ThreadPoolExecutor(self._settings.uploads, "syncline-upload")
+            if executor is not None or device is not None
+            else None
         )
         self._base: Base = base if base is not None else own_base(device, base_memory, executor)
         self._files: Files = files or {}
@@ -257,7 +260,8 @@ class Publisher:
             self.on_head(manifest)
         laps.lap("head")
         yield reach("publish.head_moved")
-        self._advance_base(manifest, source)
+        with seldom_collected():
+            self._advance_base(manifest, source)
         laps.lap("base")
         self._measures.published(manifest, laps.seconds)
         return Published(manifest, laps.seconds)

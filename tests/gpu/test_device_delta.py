@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.delta import CodecChoice, Delta, DeltaEncoder, digest_tensor, scatter, stage_tensor
-from syncline.delta.device import encoding, memory
+from syncline.delta.device import jobs, memory
 from syncline.delta.device.encoding import DeviceEncoder
 from syncline.delta.device.staging import digest, stage
 from syncline.errors import FrameCorrupt
@@ -128,7 +128,7 @@ def test_tensors_that_change_nearly_everywhere_are_weighed_as_a_host_does_with_i
 
 @pytest.mark.parametrize("codec", ["context", "sparse"])
 def test_frames_that_the_sample_was_unlike_cost_no_more_than_without_a_table(monkeypatch, codec: str) -> None:
-    monkeypatch.setattr(encoding, "SAMPLE_FRAMES", 1)
+    monkeypatch.setattr(jobs, "SAMPLE_FRAMES", 1)
     table = TensorTable(tensors=[TensorSpec(name="experts", dtype="U8", shape=[16, 128], axis=0)])
     old = np.random.default_rng(3).integers(0, 256 if codec == "sparse" else 2, 2048).astype(np.uint8)
     new = old.copy()
@@ -228,7 +228,8 @@ def test_values_that_are_no_number_are_counted_among_the_changes() -> None:
     new = old.copy()
     new[3], new[9] = 0xFFC1, 0x3F80
     encoder = DeviceEncoder(table, TILING, device=CPU, nonce=lambda: bytes(16), sink=lambda *_: None)
-    assert 1 == encoder.add(0, tensor(old), tensor(new))
+    encoder.add(0, tensor(old), tensor(new))
+    assert [1] == encoder.look().nonfinite
     assert 1 == encoder.finish().statistics.nonfinite
 
 

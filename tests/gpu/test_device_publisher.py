@@ -13,7 +13,7 @@ from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
 from syncline.clock import SystemClock
 from syncline.delta import Delta
-from syncline.delta.device import encoding
+from syncline.delta.device import coding, encoding, group
 from syncline.errors import DigestMismatch
 from syncline.store.memory import MemoryStore
 from syncline.wire.tiling import Tiling
@@ -116,9 +116,14 @@ def test_kernels_are_launched_on_the_publisher_s_device_whichever_is_current(mon
 
         monkeypatch.setattr(module, name, checked)
 
-    launches = {device_base: ("stage", "digest"), encoding: ("count", "encode", "compact")}
-    for module, names in launches.items():
+    for module in (device_base, encoding, group):
         monkeypatch.setattr(module, "current", current)
+    launches = {
+        device_base: ("stage_held", "digest"),
+        group: ("sweep", "holds_nonfinite"),
+        coding: ("count", "encode", "compact"),
+    }
+    for module, names in launches.items():
         for name in names:
             watched(module, name)
     publisher = Publisher(MemoryStore(SystemClock()), "run", files={"config.json": b"{}"}, device="cpu")

@@ -14,7 +14,7 @@ import torch
 
 from syncline.chain import ChainReader
 from syncline.clock import SystemClock
-from syncline.delta.device import encoding, pinned
+from syncline.delta.device import coding, encoding, group, pinned
 from syncline.errors import NonFiniteWeights, Rejected
 from syncline.store.memory import MemoryStore
 from syncline.wire.records import ChunkRef, Statistics
@@ -218,9 +218,15 @@ def test_kernels_are_launched_on_the_publisher_s_device_whichever_is_current(mon
 
         monkeypatch.setattr(module, name, checked)
 
-    launches = {device_base: ("digest",), pinned: ("stage_held",), encoding: ("count", "encode", "compact")}
-    for module, names in launches.items():
+    for module in (device_base, pinned, encoding, group):
         monkeypatch.setattr(module, "current", current)
+    launches = {
+        device_base: ("digest",),
+        pinned: ("stage_held",),
+        group: ("sweep", "holds_nonfinite"),
+        coding: ("count", "encode", "compact"),
+    }
+    for module, names in launches.items():
         for name in names:
             watched(module, name)
     publisher = Publisher(MemoryStore(SystemClock()), "run", files=FILES, device="cpu", base_memory="host")

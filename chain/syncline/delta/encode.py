@@ -54,10 +54,10 @@ class DeltaTotals:
     tensors: set[int] = field(default_factory=set[int])
     codecs: dict[str, int] = field(default_factory=dict[str, int])
 
-    def take(self, tensor: int, codec: Codec, changed: int) -> None:
-        """Count a frame."""
+    def take(self, tensor: int, codec: Codec, changed: int, *, frames: int = 1) -> None:
+        """Count frames of a tensor, in which so many units changed."""
         self.changed += changed
-        self.frames += 1
+        self.frames += frames
         self.tensors.add(tensor)
         self.codecs[codec.name] = self.codecs.get(codec.name, 0) + changed
 

@@ -1,55 +1,104 @@
-"""Frames into chunks of about a target size. A chunk leaves as soon as it is full, with the codec tables that its sections refer to."""
+"""Frames into chunks of about a target size. A chunk leaves as soon as it is full, with the codec tables that its sections refer to.
+
+Payloads are copied once, into their chunk; with an executor chunks are put together and hashed in its threads, while the next frames are
+added, and leave in their order all the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 
+import numpy as np
 from blake3 import blake3
 
 from syncline.codecs.base import Codec
+from syncline.kernels.checksums import frame_checksums
+from syncline.kernels.directory import write
 from syncline.wire.chunk import Chunk, CodecTable, EncodedFrame, Frames, Section, pack
 from syncline.wire.limits import CODEC_TABLES_MAX
 from syncline.wire.records import ChunkRef
+
+_CLOSING_MOST = 4
+"""Chunks that are put together at a time: each is held twice meanwhile, as payloads and as what it becomes."""
 
 
 class Packer:
     """Add frames in order of (tensor, frame), then `finish`."""
 
-    def __init__(self, nonce: Callable[[], bytes], sink: Callable[[ChunkRef, bytes], None], target: int) -> None:
-        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete."""
+    def __init__(
+        self,
+        nonce: Callable[[], bytes],
+        sink: Callable[[ChunkRef, bytes], None],
+        target: int,
+        *,
+        executor: Executor | None = None,
+    ) -> None:
+        """`nonce` gives 16 random bytes a chunk; `sink` takes each chunk once it is complete. Both are called where frames are added."""
         self._nonce = nonce
         self._sink = sink
         self._target = target
+        self._executor = executor
         self._sections: list[Section] = []
+        self._parts: list[Frames] = []
         self._frames: list[EncodedFrame] = []
+        """Of the open section, behind its parts."""
         self._tables: dict[bytes, int] = {}
         self._codec_of_table: list[int] = []
         self._open: tuple[int, Codec] | None = None
         self._bytes = 0
+        self._closing: deque[Future[tuple[ChunkRef, bytes]]] = deque()
         self._refs: list[ChunkRef] = []
 
     def add(self, tensor: int, codec: Codec, frame: EncodedFrame) -> None:
         """The next frame of the delta."""
-        if self._bytes and self._bytes + len(frame.payload) > self._target:
+        self._begin(tensor, codec, len(frame.payload))
+        self._frames.append(frame)
+        self._bytes += len(frame.payload)
+
+    def add_frames(self, tensor: int, codec: Codec, frames: Frames) -> None:
+        """The next frames, as if one was added after the other. Their payloads are to stand until `finish`."""
+        ends = np.cumsum(frames.sizes)
+        at = 0
+        while at < len(frames):
+            before, size = int(ends[at] - frames.sizes[at]), int(frames.sizes[at])
+            self._begin(tensor, codec, size)
+            fitting = int(np.searchsorted(ends, before + self._target - self._bytes, side="right"))
+            end = max(fitting, at + 1)
+            self._gather()
+            self._parts.append(frames.part(at, end))
+            self._bytes += int(ends[end - 1]) - before
+            at = end
+
+    def finish(self) -> list[ChunkRef]:
+        """Close the last chunk."""
+        self._close_chunk()
+        self._hand_over(0)
+        return self._refs
+
+    def _begin(self, tensor: int, codec: Codec, size: int) -> None:
+        """Make sure that a frame of this payload may join the open section."""
+        if self._bytes and self._bytes + size > self._target:
             self._close_chunk()
         if self._open != (tensor, codec):
             self._close_section()
             if len(self._tables) == CODEC_TABLES_MAX and codec.shared is not None and codec.shared not in self._tables:
                 self._close_chunk()
             self._open = (tensor, codec)
-        self._frames.append(frame)
-        self._bytes += len(frame.payload)
 
-    def finish(self) -> list[ChunkRef]:
-        """Close the last chunk."""
-        self._close_chunk()
-        return self._refs
+    def _gather(self) -> None:
+        if self._frames:
+            self._parts.append(Frames.of(self._frames))
+            self._frames = []
 
     def _close_section(self) -> None:
-        if self._open is not None and self._frames:
+        self._gather()
+        if self._open is not None and self._parts:
             tensor, codec = self._open
-            self._sections.append(Section(tensor, codec.id, Frames.of(self._frames), codec.params(self._place(codec))))
-        self._frames = []
+            frames = self._parts[0] if len(self._parts) == 1 else _joined(self._parts)
+            self._sections.append(Section(tensor, codec.id, frames, codec.params(self._place(codec))))
+        self._parts = []
         self._open = None
 
     def _place(self, codec: Codec) -> int:
@@ -67,14 +116,36 @@ class Packer:
         if not self._sections:
             return
         tables = [CodecTable(owner, data) for owner, data in zip(self._codec_of_table, self._tables, strict=True)]
-        data = pack(Chunk(self._nonce(), self._sections, tables))
-        ref = ChunkRef(
-            blake3=blake3(data).hexdigest(),
-            size=len(data),
-            first_tensor=self._sections[0].tensor,
-            last_tensor=self._sections[-1].tensor,
-        )
-        self._sink(ref, data)
-        self._refs.append(ref)
+        chunk = Chunk(self._nonce(), self._sections, tables)
         self._sections, self._tables, self._codec_of_table = [], {}, []
         self._bytes = 0
+        if self._executor is None:
+            self._leave(*_packed(chunk))
+        else:
+            self._closing.append(self._executor.submit(_packed, chunk))
+            self._hand_over(_CLOSING_MOST)
+
+    def _hand_over(self, most: int) -> None:
+        """Let chunks go in their order: those that are complete, and so many that at most `most` are left."""
+        while self._closing and (len(self._closing) > most or self._closing[0].done()):
+            self._leave(*self._closing.popleft().result())
+
+    def _leave(self, ref: ChunkRef, data: bytes) -> None:
+        self._sink(ref, data)
+        self._refs.append(ref)
+
+
+def _joined(parts: Sequence[Frames]) -> Frames:
+    return Frames(
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([part.changed for part in parts]),
+        np.concatenate([part.sizes for part in parts]),
+        memoryview(b"".join(part.payloads for part in parts)),
+    )
+
+
+def _packed(chunk: Chunk) -> tuple[ChunkRef, bytes]:
+    data = pack(chunk, checksums=frame_checksums, write=write)
+    sections = chunk.sections
+    name = blake3(data).hexdigest()
+    return ChunkRef(blake3=name, size=len(data), first_tensor=sections[0].tensor, last_tensor=sections[-1].tensor), data

@@ -21,16 +21,17 @@ _BLOCK = 512
 
 
 def payload_offsets(coded: LaneWords) -> Tensor:
-    """int64[frames + 1]: where each frame's payload begins, and where the last one ends. A frame that was not coded has none."""
+    """int64[frames + 1]: where each frame's payload begins, and where the last one ends. A frame that was not coded has none, nor has one
+    that did not change: what is to be stored lies back to back."""
     counts = coded.counts.view(-1, coded.lanes).to(torch.int64)
     named = counts[:, :-1]
     lengths = named.shape[1] + sum((named >= 1 << 7 * more).sum(1) for more in range(1, 4))
-    sizes = torch.where(coded.status == 0, lengths + 2 * counts.sum(1), 0)
+    sizes = torch.where((coded.status == 0) & (coded.changed > 0), lengths + 2 * counts.sum(1), 0)
     return torch.nn.functional.pad(torch.cumsum(sizes, 0), (1, 0))
 
 
 def compact(coded: LaneWords, offsets: Tensor, into: Tensor) -> None:
-    """Write the payloads to a uint8 buffer, at the offsets of `payload_offsets`; frames that do not fit are left out."""
+    """Write the payloads to a uint8 buffer, at the offsets of `payload_offsets`; frames that do not fit, or have none, are left out."""
     if coded.status.numel():
         compact_kernel[(coded.status.numel(),)](
             coded.words, coded.capacity, coded.counts, coded.status, offsets, into, into.numel(),
@@ -46,7 +47,7 @@ def compact_kernel(
     frame = tl.program_id(0).to(tl.int64)
     start = tl.load(offsets_ptr + frame)
     end = tl.load(offsets_ptr + frame + 1)
-    if (tl.load(status_ptr + frame) == 0) & (end <= size):
+    if (tl.load(status_ptr + frame) == 0) & (start < end) & (end <= size):
         lane = tl.arange(0, L)
         counts = tl.load(counts_ptr + frame * L + lane)
         named = lane < L - 1
