@@ -103,14 +103,18 @@ def test_a_connection_to_the_engine_that_it_closed_meanwhile_is_not_used_again(t
 
 
 def test_a_head_or_a_body_that_drips_does_not_hold_a_connection_for_ever(tmp_path: Path) -> None:
+    async def ended(reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
     async def go() -> tuple[bytes, int]:
         async with open_lane(tmp_path, answer_whole, head_seconds=0.5, body_seconds=0.5) as lane:
             reader, writer = await connect(lane)
-            dripping = asyncio.create_task(reader.read())
-            for byte in b"POST /v1/completions HTTP/1.1\r\n" * 100:
-                if dripping.done():
-                    break
-                writer.write(bytes([byte]))
+            dripping = asyncio.create_task(ended(reader))
+            while not dripping.done():
+                writer.write(b"x")
                 await asyncio.sleep(0.02)
             head = await dripping
             writer.close()
@@ -192,6 +196,28 @@ def test_two_hundred_streams_at_once_are_each_their_own(tmp_path: Path) -> None:
         label["choices"][0]["spans"] for _, label in told
     ]
     assert streams == len({label["request_id"] for _, label in told})
+
+
+def test_a_request_that_ends_in_two_places_reaches_no_engine(tmp_path: Path) -> None:
+    heads = [
+        "Content-Length: 2\r\nTransfer-Encoding: chunked",
+        "Content-Length: 2\r\nContent-Length: 40",
+        "Transfer-Encoding: chunked, identity",
+        "Transfer-Encoding : chunked",
+    ]
+
+    async def go() -> tuple[list[bytes], int]:
+        async with open_lane(tmp_path, answer_whole) as lane:
+            got: list[bytes] = []
+            for head in heads:
+                reader, writer = await connect(lane)
+                smuggled = "0\r\n\r\nPOST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+                writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n{smuggled}".encode())
+                got.append((await reader.read(12))[9:])
+                writer.close()
+            return got, len(lane.engine.asked)
+
+    assert ([b"400"] * len(heads), 0) == asyncio.run(go())
 
 
 def test_requests_that_wait_are_bounded_in_number(tmp_path: Path) -> None:

@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+from aiohttp import web
+
 from syncline.clock import SystemClock
 from syncline.logs import logger
 from syncline_agent.engine import Crossing
 from syncline_agent.gateway.agent import Agent
 from syncline_agent.gateway.mirror import Mirror, Place
 from syncline_agent.lane.commits import CommitLog
+from syncline_agent.lane.face import listen_at
 from syncline_agent.testing.lanes import AgentHere
 
 
@@ -100,6 +104,39 @@ def test_another_log_and_one_that_went_on_without_this_gateway_leave_a_place_unk
             assert (None, "log-2", 2) == (mirror.since(place), mirror.now.log, mirror.now.seq)
             assert [9] == versions(mirror.since(Place("log-2", 1, None)))
             await other.stop()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "page", ['{"log": "x"}', "[]", "7", '{"log": 1, "first": "1", "last": null, "commits": [{}]}', "{"]
+)
+def test_an_answer_that_is_none_is_silence_and_the_next_one_is_read(tmp_path: Path, page: str) -> None:
+    async def go() -> None:
+        here = AgentHere(tmp_path / "gateway.sock")
+
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(text=page, content_type="application/json")
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await listen_at(runner, here.socket)
+        agent = Agent(here.socket)
+        mirror = Mirror(agent, clock=SystemClock(), state_seconds=0.05, log=logger("gateway"))
+        following = asyncio.create_task(mirror.follow())
+        assert not await mirror.fresh()
+        assert mirror.silence is not None
+        await runner.cleanup()
+        here.find(1)
+        await here.start()
+        while mirror.silence is not None or mirror.now.seq != 1:
+            await mirror.news(60)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await agent.close()
+        await here.stop()
 
     asyncio.run(go())
 

@@ -59,7 +59,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
     socket = Path(given.node_dir) / "gateway.sock"
     try:
         check_socket_path(socket)
-        open_paths = [_path(path) for path in given.open.split()]
+        open_paths = tuple(_path(path) for path in given.open.split())
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     return GatewaySettings(

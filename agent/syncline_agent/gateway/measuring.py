@@ -41,7 +41,9 @@ class GatewayMetrics:
             ("phase",),
             registry=r,
         )
-        self.proven = Gauge("syncline_gateway_ready", "1 while what the engine serves is proven.", registry=r)
+        self.ready = Gauge(
+            "syncline_gateway_ready", "1 while the agent says that the engine is in service.", registry=r
+        )
         self.begun: Count[int | None] = Count()
         """Requests at the engine by the version that they were let in under."""
         self.waiting = 0
@@ -52,4 +54,4 @@ class GatewayMetrics:
         self.in_flight.labels("waiting").set(self.waiting)
         self.in_flight.labels("current").set(current)
         self.in_flight.labels("older").set(self.begun.total() - current)
-        self.proven.set(ready)
+        self.ready.set(ready)

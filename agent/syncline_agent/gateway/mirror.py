@@ -129,6 +129,10 @@ class Mirror:
                 self._log.warning("the agent does not answer", error=str(error))
             self._tell(str(error))
             return False
+        except Exception as error:  # one answer that cannot be read must not end reading for ever
+            self._log.exception("the agent's answer cannot be read")
+            self._tell(f"the agent's answer cannot be read ({type(error).__name__})")
+            return False
         if self.silence is not None:
             self._log.info("the agent answers", log=self._name, applied=self._applied and self._applied.version)
             self._tell(None)

@@ -1,6 +1,6 @@
 """The gateway's HTTP face: what clients may call of the engine, and the gateway's own paths.
 
-/readyz   200 exactly while what the engine serves is proven, as the agent says; else 503 and why
+/readyz   200 exactly while the agent says that the engine is in service: proven, or by its --serve-unproven yes; else 503 and why
 /livez    200 while the process serves HTTP; ignores versions
 /health   the engine's own, while the gateway is ready
 /status   JSON: what is applied and aimed at, requests here
@@ -88,7 +88,8 @@ class GatewayServer:
     async def _readyz(self, _: web.Request) -> web.Response:
         seen = self._door.seen()
         if self._door.ready and seen.applied is not None:
-            return web.Response(text=f"proven: version {seen.applied.version}\n")
+            how = "proven" if seen.applied.proven else "served unproven"
+            return web.Response(text=f"{how}: version {seen.applied.version}\n")
         verdict = judge(Wanted(), seen)
         why = verdict.message if isinstance(verdict, Refused) else seen.silence
         return web.Response(status=503, text=f"not proven: {why}\n", headers={"Retry-After": "1"})
