@@ -113,6 +113,7 @@ def test_a_head_or_a_body_that_drips_does_not_hold_a_connection_for_ever(tmp_pat
         async with open_lane(tmp_path, answer_whole, head_seconds=0.5, body_seconds=0.5) as lane:
             reader, writer = await connect(lane)
             dripping = asyncio.create_task(ended(reader))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nX-Drip: ")
             while not dripping.done():
                 writer.write(b"x")
                 await asyncio.sleep(0.02)
