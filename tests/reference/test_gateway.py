@@ -20,6 +20,8 @@ Start = Callable[..., GatewayProcess]
 CLIENTS = 8
 MODEL = "syncline-reference"
 PATIENCE_S = 100.0
+CUT_OFF = (httpx.TransportError, ConnectionError)
+"""What a stream raises whose gateway was killed."""
 
 
 @pytest.fixture
@@ -65,11 +67,15 @@ def stream(client: openai.OpenAI, *, seed: int, tokens: int, n: int = 1) -> Any:
     return whole
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not holds():
+        pause.wait(0.02)
+
+
 def wait_at_engine(gateway: GatewayProcess) -> None:
     """Until a request was let in."""
-    pause = threading.Event()
-    while httpx.get(f"{gateway.url}/status").json()["requests"]["at_engine"] == 0:
-        pause.wait(0.01)
+    wait_until(lambda: httpx.get(f"{gateway.url}/status").json()["requests"]["at_engine"] > 0)
 
 
 def check_stamps(told: Any) -> list[int]:
@@ -92,8 +98,9 @@ def test_every_token_is_of_the_version_that_the_engine_stamped_while_versions_ar
     engine = fleet.start_engine("--slots", "6", ready=False)  # some wait for a slot while a version changes
     fleet.wait_serving(engine, 1)
     gateway = start_gateway(engine, fleet.node)
-    over = threading.Event()
+    over, restarting = threading.Event(), threading.Event()
     spans: list[int] = []
+    lost: list[Exception] = []
 
     def keep_asking(number: int) -> None:
         client = client_of(gateway)
@@ -101,7 +108,12 @@ def test_every_token_is_of_the_version_that_the_engine_stamped_while_versions_ar
         while not over.is_set():
             seed += 1
             how = (ask, stream)[(number + seed) % 2]
-            told = how(client, seed=seed, tokens=20 + 19 * number, n=1 + (number + seed) % 3)
+            try:
+                told = how(client, seed=seed, tokens=20 + 19 * number, n=1 + (number + seed) % 3)
+            except (openai.APIError, *CUT_OFF) as error:
+                assert restarting.is_set(), f"failed while nothing was restarted: {error!r}"
+                lost.append(error)
+                continue
             spans.extend(check_stamps(told))
 
     with ThreadPoolExecutor(CLIENTS) as clients:
@@ -114,10 +126,18 @@ def test_every_token_is_of_the_version_that_the_engine_stamped_while_versions_ar
             fleet.wait_serving(engine, 2)
             fleet.target("Latest")
             fleet.wait_serving(engine, 3)
+            restarting.set()
+            gateway.restart(kill=True)
+            gateway.wait_ready()
+            again = len(spans)
+            fleet.publish(4)
+            fleet.wait_serving(engine, 4)
+            wait_until(lambda: len(spans) > again + 2 * CLIENTS)
         finally:
             over.set()
         for future in asking:
             future.result(PATIENCE_S)
+    assert lost, "no answer was in flight when the gateway was killed"
     assert max(spans) > 1, "no answer crossed a commit"
     assert min(spans) == 1
 
