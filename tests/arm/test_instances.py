@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from syncline.clock import ManualClock
-from syncline.errors import ProtocolViolation
+from syncline.errors import EngineUnavailable, ProtocolViolation
 from syncline.testing.weight_run import WeightRun
 from syncline.versions import Policy
 from syncline_agent.arm import messages
@@ -22,7 +22,7 @@ from syncline_agent.arm.connected import Arm
 from syncline_agent.arm.island import SECOND_S, Island
 from syncline_agent.arm.server import ArmServer
 from syncline_agent.engine import StageRequest
-from syncline_agent.testing.islands import HELLO, Islands, ScriptedGate, is_proven, silence, wait_until
+from syncline_agent.testing.islands import HELLO, TIMES, Islands, ScriptedGate, is_proven, silence, wait_until
 
 Ask = Callable[..., StageRequest]
 
@@ -62,6 +62,67 @@ def test_the_second_engine_takes_over_when_no_arm_of_the_first_is_left(
     first.ranks[1].client.stop()
     wait_until(lambda: second.gate.serves == 1)
     assert is_proven(server, 1)
+
+
+def test_an_engine_of_one_process_that_no_agent_let_in_serves_nothing_until_one_does(
+    server: ArmServer, islands: Islands
+) -> None:
+    first = islands.start(2, instance="first")
+    wait_until(lambda: is_proven(server, 1))
+    gate = ScriptedGate()
+    gate.serves = 1  # with all weights in it, which it proved itself
+    second = islands.join_whole(gate=gate)
+    wait_until(lambda: second.client.refused and gate.serves is None)
+    first.client.stop()
+    for rank in first.ranks:
+        rank.client.stop()
+    wait_until(lambda: gate.serves == 1)
+    assert is_proven(server, 1)
+
+
+def test_a_sweep_of_its_own_does_not_bring_an_engine_that_was_turned_away_into_service(
+    server: ArmServer, islands: Islands
+) -> None:
+    islands.start(2, instance="first")
+    wait_until(lambda: is_proven(server, 1))
+    gate = ScriptedGate()
+    second = islands.join_whole(gate=gate)
+    wait_until(lambda: ["fail"] == gate.calls)
+    assert second.live.sweep().proven
+    second.client.notify()
+    second.client.stop()  # whatever it was to do is done
+    assert ["fail"] == gate.calls
+
+
+def test_an_engine_that_cannot_go_out_of_service_when_it_is_turned_away_tries_again(
+    server: ArmServer, islands: Islands
+) -> None:
+    islands.start(2, instance="first")
+    wait_until(lambda: is_proven(server, 1))
+    gate = ScriptedGate()
+    gate.serves = 1
+
+    def unreachable() -> None:
+        raise EngineUnavailable("the engine does not answer")
+
+    gate.breaks["fail"] = unreachable
+    islands.join_whole(gate=gate)
+    wait_until(lambda: gate.serves is None)
+    assert ["fail", "fail"] == gate.calls
+
+
+def test_an_engine_that_an_agent_had_let_in_serves_on_when_the_next_one_will_not_have_it(
+    node: Path, islands: Islands
+) -> None:
+    gate = ScriptedGate()
+    with ArmServer(node / "arm.sock", timeouts=TIMES) as server:
+        rank = islands.join_whole(gate=gate)
+        wait_until(lambda: is_proven(server, 1))
+        gate.serves = 1
+    with ArmServer(node / "arm.sock", pool="another", timeouts=TIMES):
+        wait_until(lambda: rank.client.refused)
+        rank.client.stop()
+    assert (1, []) == (gate.serves, [call for call in gate.calls if call == "fail"])
 
 
 def test_it_is_told_of_a_second_engine_only_while_it_keeps_coming() -> None:

@@ -34,6 +34,11 @@ def test_a_step_changes_a_hundredth_of_every_weight_and_leaves_a_checkpoint_of_t
             assert 0.006 < float((before != after).mean()) < 0.014
 
 
+def test_an_fp8_checkpoint_names_what_is_not_quantized_as_published_ones_do() -> None:
+    config = Shape(256, 128, 1, 2, 1, vocab=512, experts=2, fp8=True).config()
+    assert ["lm_head", "model.layers.0.mlp.gate"] == config["quantization_config"]["modules_to_not_convert"]
+
+
 def test_a_pause_is_the_longest_gap_of_a_stream_around_a_commit_less_its_median_gap() -> None:
     steady = [0.01 * n for n in range(300)]
     held = [at if at < 2.0 else at + 0.05 for at in steady]

@@ -159,6 +159,9 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         return self.http.get(f"http://127.0.0.1:{self._port}/status").json()
 
+    def readyz(self) -> httpx.Response:
+        return self.http.get(f"http://127.0.0.1:{self._port}/readyz")
+
     def commits(self) -> list[dict[str, Any]]:
         """The agent's log of them, as a gateway reads it."""
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.node / "gateway.sock"))) as client:

@@ -70,6 +70,10 @@ class Answerer:
         """Why the gate serves nothing."""
         self._unfailed = False
         """It could not be told so."""
+        self._was_let_in = False
+        """By an agent, once at least."""
+        self._turned_away = False
+        """An agent said so, and none let the arm in."""
         self._writing = False
         """The gate waits for a write to end."""
         self._was_written_under = False
@@ -117,6 +121,18 @@ class Answerer:
         if self._gate is not None:
             self._gate.release()
 
+    def let_in(self) -> None:
+        """An agent took the arm: `recover` may do what it can."""
+        self._was_let_in, self._turned_away = True, False
+
+    def turn_away(self, reason: str) -> None:
+        """An agent will not have this arm. One that none ever had serves nothing, also with all weights in it and proven:
+        the agent's word on what is served is of another engine, or nobody's. In turn with the calls."""
+        if self._gate is None or not self._alone or self._was_let_in or (self._turned_away and not self._unfailed):
+            return
+        self._turned_away = True
+        self._fail(self._gate, f"the agent has not let this engine in: {reason}")
+
     def settle(self) -> None:
         """The agent went away: bring what it left half-way to an end that is safe without it. In turn with the calls."""
         trouble: str | None = None
@@ -159,6 +175,7 @@ class Answerer:
         unless one is changing them."""
         return (
             not self.half_way
+            and not self._turned_away
             and self._alone
             and self._failed is not None
             and self._live is not None

@@ -134,10 +134,13 @@ class ArmClient:
         """Tell the agent, if one is connected, what is held now: after a sweep of the engine's own."""
         self._say_state_now()
         if self._answerer.recovers:
-            try:
-                self._calls.submit(self._in_turn, self._answerer.recover)
-            except RuntimeError:
-                pass  # stopped meanwhile
+            self._queue(self._answerer.recover)
+
+    def _queue(self, work: Callable[[], None]) -> None:
+        try:
+            self._calls.submit(self._in_turn, work)
+        except RuntimeError:
+            pass  # stopped meanwhile
 
     def _in_turn(self, work: Callable[[], None]) -> None:
         """Something that stands in line with the agent's calls."""
@@ -179,6 +182,8 @@ class ArmClient:
                     else:
                         self._log.info("waiting for the agent", socket=str(self._path), reason=why)
                 self._connection = said
+                if refused:
+                    self._queue(lambda why=why: self._answerer.turn_away(why))
                 self._stopping.wait(self._backoff.seconds(64 if refused else tries, self._random.random()))
                 tries += 1
                 continue
@@ -187,6 +192,7 @@ class ArmClient:
             if self._stopping.is_set():
                 channel.close()  # `stop` may have looked before there was a channel to close
             self._log.info("arm connected", socket=str(self._path))
+            self._answerer.let_in()
             self.notify()  # what changed since the hello was written
             try:
                 while True:
