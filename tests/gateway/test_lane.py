@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from syncline.clock import SystemClock
+from syncline.logs import logger
+from syncline_agent.engine import Crossing
+from syncline_agent.gateway.agent import Agent, Entries, Entry, State
+from syncline_agent.gateway.door import Door
+from syncline_agent.gateway.measuring import GatewayMetrics
+from syncline_agent.gateway.mirror import Mirror
 from syncline_agent.gateway.routes import Kind
+from syncline_agent.gateway.settings import GatewaySettings
+from syncline_agent.gateway.wanted import Wanted
 from syncline_agent.testing.lanes import Lane, applied, open_lane
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 4}
@@ -220,6 +229,51 @@ def test_an_exact_request_keeps_commits_out_until_its_answer_is_there(tmp_path: 
             assert (409, "gone_by") == (status, got["error"]["code"])
 
     asyncio.run(go())
+
+
+def test_a_pin_that_is_granted_to_who_has_hung_up_is_given_back(tmp_path: Path) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+    given_back: list[int] = []
+
+    class SlowAgent(Agent):
+        async def commits(self, after: int, *, wait: int = 0) -> Entries:
+            if after:
+                await asyncio.sleep(wait)
+            crossing = Crossing(None, applied(7), None, None)
+            return Entries("log-1", 1, 1, [Entry(1, crossing)] if after == 0 else [])
+
+        async def state(self) -> State:
+            return State("demo", "main", applied(7), True, 7, 7, False, False, None)
+
+        async def pin(self, seconds: float) -> int | None:
+            asked.set()
+            await answered.wait()
+            return 5
+
+        async def give_back(self, pin: int) -> None:
+            given_back.append(pin)
+
+    async def go() -> None:
+        agent = SlowAgent(tmp_path / "gateway.sock")
+        settings = GatewaySettings("http://127.0.0.1:1", Kind.VLLM, tmp_path / "gateway.sock", state_seconds=0.05)
+        mirror = Mirror(agent, clock=SystemClock(), state_seconds=0.05, log=logger("gateway"))
+        door = Door(mirror, agent, settings, clock=SystemClock(), metrics=GatewayMetrics())
+        following = asyncio.create_task(mirror.follow())
+        while not door.ready:
+            await mirror.news(60)
+        entering = asyncio.create_task(door.enter(Wanted(exact=7)))
+        await asked.wait()
+        entering.cancel()
+        await asyncio.gather(entering, return_exceptions=True)
+        answered.set()
+        while not given_back:
+            await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await agent.close()
+
+    asyncio.run(go())
+    assert [5] == given_back
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,12 @@ class Door:
 
     async def _pinned(self, wanted: Wanted) -> Pass | Refused:
         """Keep commits out, and look again at what is applied then."""
+        asking = asyncio.create_task(self._agent.pin(self._settings.pin_seconds))
         try:
-            pin = await self._agent.pin(self._settings.pin_seconds)
+            pin = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._not_needed)
+            raise
         except AgentSilent as error:
             return Refused(Reason.AGENT_AWAY, str(error), retry=True, after_s=1.0, status=503)
         if pin is None:
@@ -149,6 +153,11 @@ class Door:
             await self._mirror.news(seconds)
         finally:
             self._metrics.waiting -= 1
+
+    def _not_needed(self, asked: asyncio.Task[int | None]) -> None:
+        """The client hung up while the agent was asked."""
+        if not asked.cancelled() and asked.exception() is None and (pin := asked.result()) is not None:
+            self._give_back(pin)
 
     def _give_back(self, pin: int) -> None:
         """In a task of its own: a client that hung up cancels the request's."""
