@@ -12,10 +12,18 @@ BaseMemory = Literal["device", "host"]
 """Memory of the device, or of the host: pinned, so that the device reads it as it encodes."""
 
 
-def own_base(device: str | None, base_memory: BaseMemory | None, executor: Executor | None) -> Base:
-    """In plain host memory without a device; else in the device's, unless the host's was named."""
+def own_base(
+    device: str | None, base_memory: BaseMemory | None, executor: Executor | None, *, given: Base | None = None
+) -> Base:
+    """In plain host memory without a device; else in the device's, unless the host's was named. One that was `given` stands."""
     if base_memory not in (None, "device", "host"):
         raise Rejected(f"base_memory is 'device' or 'host', not {base_memory!r}")
+    if given is not None:
+        if device is not None or base_memory is not None:
+            raise Rejected(
+                "a base that is handed in is kept where it is; leave `device` and `base_memory` out, or `base`"
+            )
+        return given
     if device is None:
         if base_memory is not None:
             raise Rejected(

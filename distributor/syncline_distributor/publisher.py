@@ -82,7 +82,7 @@ class Publisher:
             if executor is not None or device is not None
             else None
         )
-        self._base: Base = base if base is not None else own_base(device, base_memory, executor)
+        self._base: Base = own_base(device, base_memory, executor, given=base)
         self._files: Files = files or {}
         self._writer: Writer | None = None
         self._head: VersionManifest | None = None

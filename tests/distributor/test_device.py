@@ -12,6 +12,7 @@ from syncline.clock import SystemClock
 from syncline.errors import Rejected
 from syncline.store.memory import MemoryStore
 from syncline_distributor import Publisher
+from syncline_distributor.bases import MemoryBase
 
 
 def refusal(device: Any) -> str:
@@ -42,6 +43,12 @@ def test_a_base_is_kept_in_one_of_two_memories_and_only_beside_a_device(
     with pytest.raises(Rejected) as refused:
         Publisher(MemoryStore(SystemClock()), "run", device=device, base_memory=base_memory)
     assert expected == str(refused.value)
+
+
+@pytest.mark.parametrize(("device", "base_memory"), [("cuda:0", None), (None, "host"), ("cuda:0", "host")])
+def test_a_base_that_is_handed_in_is_not_kept_elsewhere(device: Any, base_memory: Any) -> None:
+    with pytest.raises(Rejected, match="leave `device` and `base_memory` out, or `base`"):
+        Publisher(MemoryStore(SystemClock()), "run", base=MemoryBase(), device=device, base_memory=base_memory)
 
 
 def test_a_cuda_device_that_is_not_here_is_refused() -> None:
