@@ -128,10 +128,11 @@ class Answerer:
     def turn_away(self, reason: str) -> None:
         """An agent will not have this arm. One that none ever had serves nothing, also with all weights in it and proven:
         the agent's word on what is served is of another engine, or nobody's. In turn with the calls."""
-        if self._gate is None or not self._alone or self._was_let_in or (self._turned_away and not self._unfailed):
+        said = f"the agent has not let this engine in: {reason}"
+        if self._gate is None or not self._alone or self._was_let_in or (said == self._failed and not self._unfailed):
             return
         self._turned_away = True
-        self._fail(self._gate, f"the agent has not let this engine in: {reason}")
+        self._fail(self._gate, said)
 
     def settle(self) -> None:
         """The agent went away: bring what it left half-way to an end that is safe without it. In turn with the calls."""

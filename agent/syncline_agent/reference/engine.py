@@ -99,11 +99,11 @@ class ReferenceEngine:
         running = self._running
         if running is None:
             return self._waiting
+        if running.arm.refused:
+            return running.arm.connection
         if running.scheduler.error is not None:
             return running.scheduler.error
-        if not running.live.in_service:
-            return "not proven yet: a sweep must match first"
-        return running.arm.connection if running.arm.refused else None
+        return None if running.live.in_service else "not proven yet: a sweep must match first"
 
     def start(self) -> None:
         self._keeper.start()
