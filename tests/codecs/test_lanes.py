@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,3 +51,9 @@ def test_lanes_of_many_payloads_lie_where_each_says(words: list[list[int]]) -> N
 def test_damaged_lengths_are_corrupt_in_both_and_touch_no_neighbour(payloads: list[bytes]) -> None:
     for lanes in (1, 2, 8):
         agree(payloads, lanes)
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 9), (8, 1), (-1, 2), (3, -1)])
+def test_a_payload_that_does_not_lie_in_the_buffer_is_refused(start: int, size: int) -> None:
+    with pytest.raises(ValueError, match="do not lie in 8 bytes"):
+        place_lanes(np.zeros(8, np.uint8), np.array([0, start]), np.array([1, size]), 2)

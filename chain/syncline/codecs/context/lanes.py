@@ -1,14 +1,22 @@
-"""Where the lanes' words lie in many payloads at once: `codec.split_lanes` for frames that go to a device together.
+"""Where the lanes' words lie in many payloads at once: `codec.split_lanes` for frames that go to a device together, compiled, so that other
+threads run meanwhile.
 
 Only looks at lengths; the words stay where they are.
 """
 
+# pyright: basic
+# compiled functions have no annotations
+
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from syncline.kernels.compiling import I32, INT, U8, array, compiled_as
 
 _VARINT_BYTES = 4
 """Of a lane's length, at most."""
@@ -29,26 +37,51 @@ class LanePlaces:
 def place_lanes(
     payloads: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], lanes: int
 ) -> LanePlaces:
-    """Find the lanes of payloads that lie at `starts` in one buffer. Nothing outside a payload is believed."""
-    at, ends = starts.copy(), starts + sizes
-    counts = np.zeros((starts.size, lanes), np.int64)
-    corrupt = np.zeros(starts.size, np.bool_)
-    for lane in range(lanes - 1):
-        open_ = np.ones(starts.size, np.bool_)
-        for byte in range(_VARINT_BYTES):
-            inside = open_ & (at < ends)
-            value = np.where(inside, payloads[np.minimum(at, payloads.size - 1)], 0) if payloads.size else inside * 0
-            corrupt |= open_ & ~inside  # the payload ends inside a length
-            corrupt |= inside & (value == 0) & (byte > 0)  # not in its shortest form
-            counts[:, lane] |= (value.astype(np.int64) & 0x7F) << (7 * byte)
-            at += inside
-            open_ = inside & (value >= 0x80)
-            if not open_.any():
-                break
-        corrupt |= open_
-    left = ends - at
-    counts[:, lanes - 1] = left // 2 - counts[:, : lanes - 1].sum(1)
-    corrupt |= (left % 2 != 0) | (counts[:, lanes - 1] < 0)
-    counts[corrupt] = 0
-    begins = at[:, None] + 2 * (np.cumsum(counts, 1) - counts)
-    return LanePlaces(begins, counts.astype(np.int32), corrupt)
+    """Find the lanes of payloads that lie at `starts` in one buffer. Nothing outside a payload is believed. ValueError where one does not
+    lie there."""
+    if sizes.size and (int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > payloads.size):
+        raise ValueError(f"payloads do not lie in {payloads.size} bytes")
+    begins, words = np.empty(starts.size * lanes, np.int64), np.empty(starts.size * lanes, np.int32)
+    corrupt = np.empty(starts.size, np.uint8)
+    _compiled()(payloads, np.ascontiguousarray(starts), np.ascontiguousarray(sizes), lanes, begins, words, corrupt)
+    return LanePlaces(begins.reshape(-1, lanes), words.reshape(-1, lanes), corrupt.view(np.bool_))
+
+
+def _place_kernel(payloads, starts, sizes, lanes, begins, words, corrupt):
+    for frame in range(starts.size):
+        at = starts[frame]
+        end = at + sizes[frame]
+        first = frame * lanes
+        whole = True
+        before = np.int64(0)
+        for lane in range(lanes - 1):
+            length = np.int64(0)
+            ended = False
+            for turn in range(_VARINT_BYTES):
+                if ended or at >= end:
+                    break
+                byte = np.int64(payloads[at])
+                at += 1
+                length |= (byte & 127) << (7 * turn)
+                ended = byte < 128
+                whole = whole and (byte > 0 or turn == 0)  # else it is not in its shortest form
+            whole = whole and ended
+            begins[first + lane] = before
+            words[first + lane] = length
+            before += length
+        left = end - at
+        begins[first + lanes - 1] = before
+        words[first + lanes - 1] = left // 2 - before
+        whole = whole and left % 2 == 0 and before <= left // 2
+        corrupt[frame] = not whole
+        for lane in range(lanes):
+            begins[first + lane] = at + 2 * begins[first + lane] if whole else at
+            if not whole:
+                words[first + lane] = 0
+
+
+@cache
+def _compiled() -> Any:
+    ints = array(INT)
+    room = array(INT, writable=True), array(I32, writable=True), array(U8, writable=True)
+    return compiled_as(_place_kernel, (array(U8), ints, ints, INT, *room))

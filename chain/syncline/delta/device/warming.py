@@ -16,6 +16,7 @@ import torch
 
 from syncline.codecs.context.alphabets import ALPHABETS
 from syncline.codecs.context.codec import LANE_SHIFT_USUAL, lanes_of
+from syncline.codecs.context.lanes import place_lanes
 from syncline.codecs.context.table import CONTEXTS, ZONE_BITS_MIN
 from syncline.delta.device.held import HeldFrames, Kind
 from syncline.delta.warming import compile_reading
@@ -36,6 +37,8 @@ _SHIFTS = (LANE_SHIFT_USUAL, LANE_SHIFT_USUAL + 1)
 def warm_up(table: TensorTable, held: HeldFrames) -> None:
     """Queued on the current stream."""
     compile_reading()
+    none = np.empty(0, np.int64)
+    place_lanes(np.empty(0, np.uint8), none, none, 1)
     for kind in held.kinds:
         for walk in sorted(set(kind.walks.tolist())):
             row = _least(kind, kind.walks == walk)
