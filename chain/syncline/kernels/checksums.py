@@ -4,7 +4,7 @@ often as there are frames.
 The same numbers as `wire.chunk.frame_checksum`, which says what is summed up and is the reference beside this.
 """
 
-# pyright: basic
+# pyright: basic, reportCallIssue=false
 # compiled functions have no annotations
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,32 +76,72 @@ def _compiled() -> Any:
     return compiled_as(_sums_kernel, (array(U8), array(INT), array(U8), array(U32), array(U32, writable=True)))
 
 
+@nb.njit(nogil=True, error_model="numpy", _nrt=False)
+def _prefixed(prefixes, frame, tables):
+    crc = np.uint32(0xFFFFFFFF)
+    for place in range(frame * _PREFIX_BYTES, (frame + 1) * _PREFIX_BYTES):
+        crc = tables[np.uint64((crc ^ np.uint32(prefixes[place])) & np.uint32(0xFF))] ^ crc >> np.uint32(8)
+    return crc
+
+
+@nb.njit(nogil=True, error_model="numpy", _nrt=False)
+def _stepped(payloads, at, crc, tables):
+    """Eight bytes on."""
+    low = crc ^ (
+        np.uint32(payloads[np.uint64(at)])
+        | np.uint32(payloads[np.uint64(at + 1)]) << np.uint32(8)
+        | np.uint32(payloads[np.uint64(at + 2)]) << np.uint32(16)
+        | np.uint32(payloads[np.uint64(at + 3)]) << np.uint32(24)
+    )
+    return (
+        tables[np.uint64(1792) + np.uint64(low & np.uint32(0xFF))]
+        ^ tables[np.uint64(1536) + np.uint64(low >> np.uint32(8) & np.uint32(0xFF))]
+        ^ tables[np.uint64(1280) + np.uint64(low >> np.uint32(16) & np.uint32(0xFF))]
+        ^ tables[np.uint64(1024) + np.uint64(low >> np.uint32(24))]
+        ^ tables[np.uint64(768) + np.uint64(payloads[np.uint64(at + 4)])]
+        ^ tables[np.uint64(512) + np.uint64(payloads[np.uint64(at + 5)])]
+        ^ tables[np.uint64(256) + np.uint64(payloads[np.uint64(at + 6)])]
+        ^ tables[np.uint64(payloads[np.uint64(at + 7)])]
+    )
+
+
+@nb.njit(nogil=True, error_model="numpy", _nrt=False)
+def _ended(payloads, at, end, crc, tables):
+    while at + _STEP <= end:
+        crc = _stepped(payloads, at, crc, tables)
+        at += _STEP
+    while at < end:
+        crc = tables[np.uint64((crc ^ np.uint32(payloads[at])) & np.uint32(0xFF))] ^ crc >> np.uint32(8)
+        at += 1
+    return crc ^ np.uint32(0xFFFFFFFF)
+
+
 def _sums_kernel(payloads, lengths, prefixes, tables, found):
     at = 0
-    for frame in range(lengths.size):
-        crc = np.uint32(0xFFFFFFFF)
-        for place in range(frame * 17, frame * 17 + 17):
-            crc = tables[np.int64((crc ^ np.uint32(prefixes[place])) & np.uint32(0xFF))] ^ crc >> np.uint32(8)
-        end = at + lengths[frame]
-        while at + 8 <= end:
-            low = crc ^ (
-                np.uint32(payloads[at])
-                | np.uint32(payloads[at + 1]) << np.uint32(8)
-                | np.uint32(payloads[at + 2]) << np.uint32(16)
-                | np.uint32(payloads[at + 3]) << np.uint32(24)
-            )
-            crc = (
-                tables[np.int64(1792 + np.int64(low & np.uint32(0xFF)))]
-                ^ tables[np.int64(1536 + np.int64(low >> np.uint32(8) & np.uint32(0xFF)))]
-                ^ tables[np.int64(1280 + np.int64(low >> np.uint32(16) & np.uint32(0xFF)))]
-                ^ tables[np.int64(1024 + np.int64(low >> np.uint32(24)))]
-                ^ tables[768 + np.int64(payloads[at + 4])]
-                ^ tables[512 + np.int64(payloads[at + 5])]
-                ^ tables[256 + np.int64(payloads[at + 6])]
-                ^ tables[np.int64(payloads[at + 7])]
-            )
-            at += 8
-        while at < end:
-            crc = tables[np.int64((crc ^ np.uint32(payloads[at])) & np.uint32(0xFF))] ^ crc >> np.uint32(8)
-            at += 1
-        found[frame] = crc ^ np.uint32(0xFFFFFFFF)
+    frame = 0
+    while frame < lengths.size:
+        if frame + 4 > lengths.size:
+            end = at + lengths[frame]
+            found[frame] = _ended(payloads, at, end, _prefixed(prefixes, frame, tables), tables)
+            at = end
+            frame += 1
+            continue
+        # Four at a time: a step waits for the one before it, and memory has time for three others.
+        second = at + lengths[frame]
+        third = second + lengths[frame + 1]
+        fourth = third + lengths[frame + 2]
+        end = fourth + lengths[frame + 3]
+        one, two = _prefixed(prefixes, frame, tables), _prefixed(prefixes, frame + 1, tables)
+        three, four = _prefixed(prefixes, frame + 2, tables), _prefixed(prefixes, frame + 3, tables)
+        together = min(min(second - at, third - second), min(fourth - third, end - fourth)) // _STEP * _STEP
+        for place in range(0, together, _STEP):
+            one = _stepped(payloads, at + place, one, tables)
+            two = _stepped(payloads, second + place, two, tables)
+            three = _stepped(payloads, third + place, three, tables)
+            four = _stepped(payloads, fourth + place, four, tables)
+        found[frame] = _ended(payloads, at + together, second, one, tables)
+        found[frame + 1] = _ended(payloads, second + together, third, two, tables)
+        found[frame + 2] = _ended(payloads, third + together, fourth, three, tables)
+        found[frame + 3] = _ended(payloads, fourth + together, end, four, tables)
+        at = end
+        frame += 4
