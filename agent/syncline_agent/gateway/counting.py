@@ -41,7 +41,7 @@ class Tally:
         for choice in _choices(told):
             self._choice(choice)
         usage = told.get("usage")
-        if self._expected == 1 and 0 in self._uncounted and isinstance(usage, Mapping):
+        if self._expected == 1 and 0 in self._uncounted and isinstance(usage, dict):
             tokens = usage.get("completion_tokens")
             if isinstance(tokens, int):
                 self._uncounted.discard(0)
@@ -65,15 +65,15 @@ def without_ids(data: bytes) -> bytes:
     return _IDS.sub(rb"\1null", data)
 
 
-def _choices(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _choices(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     choices = told.get("choices")
     if isinstance(choices, list):
-        return [choice for choice in choices if isinstance(choice, Mapping)]
+        return [choice for choice in choices if isinstance(choice, dict)]
     meta = told.get("meta_info")  # SGLang's own route has one choice and no list of them
-    if isinstance(meta, Mapping):
+    if isinstance(meta, dict):
         return [{"index": told.get("index", 0), "finish_reason": meta.get("finish_reason")}]
     return []
 
 
 def _says(delta: Any) -> bool:
-    return isinstance(delta, Mapping) and any(value for name, value in delta.items() if name != "role")
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")

@@ -25,6 +25,9 @@ class Events:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The events that are whole by now, in order, their blank line included. TooLong when one does not end."""
+        if not self._kept and data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            yield data  # one event as it was sent: nearly always
+            return
         kept = self._kept + data if self._kept else data
         start, look = 0, max(0, self._looked - 3)
         while found := _ENDS.search(kept, look):
@@ -42,6 +45,8 @@ class Events:
 
 def payload(event: bytes) -> bytes | None:
     """What an event carries when that stands on one line; None for a comment, or for several lines."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return event[6:-2].strip()
     lines = [line for line in event.splitlines() if line.startswith(b"data:")]
     return lines[0][5:].strip() if len(lines) == 1 else None
 

@@ -18,7 +18,7 @@ from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.members import NotAnObject, read_object
 from syncline_agent.gateway.mirror import Mirror
 from syncline_agent.gateway.passing import pass_down
-from syncline_agent.gateway.relay import Down, Engine, TooLarge, headers_up, pieces, read_body
+from syncline_agent.gateway.relay import Down, Engine, TooLarge, headers_up, next_piece, read_body
 from syncline_agent.gateway.routes import Route
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.gateway.streaming import LabelledStream
@@ -92,14 +92,14 @@ class Labelling:
     ) -> web.StreamResponse:
         applied = passed.place.applied
         known = {} if applied is None else {"x-syncline-version-at-start": str(applied.version)}
-        down = Down(request, self._settings.stall_seconds)
-        response = await down.begin(answer, {"X-Request-Id": asked.request_id, **known})
 
         async def labels(counts: Sequence[int | None] | None) -> Label:
             return await self._label(asked, counts, passed)
 
         stream = LabelledStream(asked, labels, lambda found: self._say(found, asked))
-        await stream.run(answer, down)
+        with Down(request, self._settings.stall_seconds) as down:
+            response = await down.begin(answer, {"X-Request-Id": asked.request_id, **known})
+            await stream.run(answer, down)
         self._count(*stream.outcome)
         return response
 
@@ -108,7 +108,7 @@ class Labelling:
     ) -> web.StreamResponse:
         parts: list[bytes] = []
         size = 0
-        async for piece in pieces(answer):
+        while piece := await next_piece(answer):
             parts.append(piece)
             size += len(piece)
             if size > self._settings.most_answer_bytes:
@@ -131,10 +131,10 @@ class Labelling:
         body = data if told is None else told.edited(more={FIELD: said})
         body = without_ids(body) if asked.hide_ids else body
         own = {"X-Request-Id": asked.request_id, "Content-Length": str(len(body)), **_headers(said)}
-        down = Down(request, self._settings.stall_seconds)
-        response = await down.begin(answer, own)
-        await down.write(body)
-        await down.end()
+        with Down(request, self._settings.stall_seconds) as down:
+            response = await down.begin(answer, own)
+            await down.write(body)
+            await down.end()
         self._count("answered", "")
         return response
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from syncline_agent.gateway.relay import Down, Engine, EngineLost, headers_up, pieces
+from syncline_agent.gateway.relay import Down, Engine, EngineLost, headers_up, next_piece
 from syncline_agent.gateway.routes import Route
 from syncline_agent.gateway.settings import GatewaySettings
 
@@ -25,18 +25,18 @@ async def pass_down(
     request: web.BaseRequest, answer: aiohttp.ClientResponse, settings: GatewaySettings, *, begun: bytes = b""
 ) -> web.StreamResponse:
     """An answer, byte for byte; `begun` is what was read of it already. EngineLost, after the client's connection was cut."""
-    down = Down(request, settings.stall_seconds)
-    response = await down.begin(answer, same_length=True)
-    try:
-        if begun:
-            await down.write(begun)
-        async for piece in pieces(answer):
-            await down.write(piece)
-    except EngineLost:
-        down.cut()
-        raise
-    await down.end()
-    return response
+    with Down(request, settings.stall_seconds) as down:
+        response = await down.begin(answer, same_length=True)
+        try:
+            if begun:
+                await down.write(begun)
+            while piece := await next_piece(answer):
+                await down.write(piece)
+        except EngineLost:
+            down.cut()
+            raise
+        await down.end()
+        return response
 
 
 async def _body(request: web.BaseRequest) -> AsyncIterator[bytes]:

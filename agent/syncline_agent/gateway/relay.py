@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 import aiohttp
 from aiohttp import web
@@ -124,13 +126,26 @@ def headers_up(request: web.BaseRequest, *, request_id: str | None = None, read:
 
 
 class Down:
-    """The way of one answer to its client."""
+    """The way of one answer to its client, from when it is entered until it is left."""
 
     def __init__(self, request: web.BaseRequest, stall_seconds: float) -> None:
         self._request = request
         self._stall_seconds = stall_seconds
         self._kept: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._writing_since: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self.response: web.StreamResponse | None = None
+
+    def __enter__(self) -> Self:
+        self._look()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def begin(
         self, answer: aiohttp.ClientResponse, more: dict[str, str] | None = None, *, same_length: bool = False
@@ -148,12 +163,13 @@ class Down:
     async def write(self, data: bytes) -> None:
         """ClientGone when there is nobody any more, or nothing is read for too long."""
         assert self.response is not None
+        self._writing_since = self._loop.time()
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await self.response.write(data)
-        except (TimeoutError, OSError) as error:
-            self.cut()
+            await self.response.write(data)
+        except OSError as error:
             raise ClientGone(f"the client does not read ({type(error).__name__})") from error
+        finally:
+            self._writing_since = None
 
     def keep(self, data: bytes) -> None:
         """Send this with the next `flush`."""
@@ -168,10 +184,19 @@ class Down:
 
     async def end(self) -> None:
         assert self.response is not None
+        self._writing_since = self._loop.time()
         try:
             await self.response.write_eof()
         except OSError as error:
             raise ClientGone("the client hung up") from error
+
+    def _look(self) -> None:
+        """Cut off who has read nothing for too long; one timer an answer, not one a write."""
+        now, since = self._loop.time(), self._writing_since
+        if since is not None and now - since >= self._stall_seconds:
+            self.cut()
+            return
+        self._watch = self._loop.call_later(self._stall_seconds / 4, self._look)
 
     def cut(self) -> None:
         """Break the connection: the client must not take what it has for the whole answer."""
@@ -179,10 +204,9 @@ class Down:
             self._request.transport.abort()
 
 
-async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The answer's bytes as they come. EngineLost when it breaks off."""
+async def next_piece(answer: aiohttp.ClientResponse) -> bytes:
+    """Bytes of the answer as they come; none at its end. EngineLost when it breaks off."""
     try:
-        async for piece in answer.content.iter_any():
-            yield piece
+        return await answer.content.readany()
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(f"the engine went away within an answer ({type(error).__name__})") from error

@@ -17,7 +17,7 @@ from syncline_agent.gateway.asking import Asked
 from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.events import Events, TooLong, make_event, payload, with_payload
 from syncline_agent.gateway.labels import Label
-from syncline_agent.gateway.relay import Down, EngineLost, pieces
+from syncline_agent.gateway.relay import Down, EngineLost, next_piece
 from syncline_agent.gateway.wanted import FIELD
 
 Labels = Callable[[Sequence[int | None] | None], Awaitable[Label]]
@@ -43,18 +43,18 @@ class LabelledStream:
 
     async def run(self, answer: aiohttp.ClientResponse, down: Down) -> None:
         """To its end, whatever that is; ClientGone when the client is."""
-        source = pieces(answer)
         try:
-            async for piece in source:
+            while piece := await next_piece(answer):
                 for event in self._events.feed(piece):
-                    await self._take(event, down)
+                    if not self._pass(event, down):
+                        await self._end(event, down)
                 await down.flush()
             down.keep(self._events.rest)
             if not self._over and not self._failed:
                 await self._trail(down)
         except TooLong:
             down.keep(self._events.rest)
-            async for piece in source:
+            while piece := await next_piece(answer):
                 await down.write(piece)
             self.outcome = "answered", "unlabelled"
         except EngineLost as error:
@@ -63,29 +63,40 @@ class LabelledStream:
         await down.flush()
         await down.end()
 
-    async def _take(self, event: bytes, down: Down) -> None:
+    def _pass(self, event: bytes, down: Down) -> bool:
+        """Send an event on; False for one that must wait for a label. Every token comes this way: nothing here is dear."""
         data = payload(event)
-        if data == b"[DONE]" and not self._over and not self._failed:
-            await self._trail(down)
         told = None if data is None or not data.startswith(b"{") else _loads(data)
-        if data is None or told is None:
+        if told is None:
+            if data == b"[DONE]" and not self._over and not self._failed:
+                return False
+            down.keep(event)
+            return True
+        self._newest = told
+        if "error" in told:
+            self._failed = True
+        if self._tally.event(told) and not self._over and FIELD not in told:
+            return False
+        down.keep(without_ids(event) if self._asked.hide_ids else event)
+        return True
+
+    async def _end(self, event: bytes, down: Down) -> None:
+        """The event that ends the last choice, or the stream."""
+        data = payload(event)
+        if data is None or data == b"[DONE]":
+            await self._trail(down)
             down.keep(event)
             return
-        self._newest = told
-        self._failed = self._failed or "error" in told
-        ends = self._tally.event(told)
         shown = without_ids(data) if self._asked.hide_ids else data
-        if ends and not self._over and FIELD not in told:
-            await down.flush()
-            label = await self._labels(self._tally.counts)
-            if label.fits(self._asked.wanted):
-                shown = shown[: shown.rindex(b"}")] + b',"' + FIELD.encode() + b'":' + _dumps(self._say(label)) + b"}"
-                self._over = True
-            else:
-                down.keep(with_payload(event, data, shown))
-                self._refuse(label, down)
-                return
-        down.keep(event if shown is data else with_payload(event, data, shown))
+        await down.flush()
+        label = await self._labels(self._tally.counts)
+        if label.fits(self._asked.wanted):
+            shown = shown[: shown.rindex(b"}")] + b',"' + FIELD.encode() + b'":' + _dumps(self._say(label)) + b"}"
+            self._over = True
+            down.keep(with_payload(event, data, shown))
+        else:
+            down.keep(with_payload(event, data, shown))
+            self._refuse(label, down)
 
     async def _trail(self, down: Down) -> None:
         """The label as an event of its own."""
