@@ -110,9 +110,13 @@ class Delta:
 
     def frames(self, tensor: int) -> Mapping[int, CodedFrame]:
         """Changed frames of a tensor by frame index, made at each call: for those who look at one after the other."""
-        own = self.columns.of_tensor(tensor)
-        each = (frame_at(self.columns, self.codecs, self.payloads, place) for place in range(own.start, own.stop))
-        return {coded.frame.index: coded for coded in each}
+        own = self.columns.at(self.columns.of_tensor(tensor))
+        columns = (own.indices, own.changed, own.codecs, own.buffers, own.starts, own.starts + own.sizes)
+        rows: list[list[int]] = np.stack(columns, axis=1).tolist()
+        return {
+            index: CodedFrame(self.codecs[codec], EncodedFrame(index, changed, self.payloads[buffer][begin:end]))
+            for index, changed, codec, buffer, begin, end in rows
+        }
 
     def part(self, tensor: int, first: int, last: int) -> Self:
         """The changed frames of one tensor from index `first` to `last`."""
