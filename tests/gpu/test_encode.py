@@ -237,8 +237,8 @@ def test_lengths_of_more_than_one_byte_are_varints() -> None:
     words = torch.arange(2 * 20_000, dtype=torch.int32).to(torch.int16)
     for count in (127, 128, 16_383, 16_384):
         counts = torch.tensor([count, 5], dtype=torch.int32)
-        zero = torch.zeros(1, dtype=torch.int32)
-        out = LaneWords(2, 20_000, words, counts, zero, zero)
+        one, zero = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        out = LaneWords(2, 20_000, words, counts, one, zero)
         lanes = [
             [word & 0xFFFF for word in range(20_000 - count, 20_000)],
             [word & 0xFFFF for word in range(39_995, 40_000)],

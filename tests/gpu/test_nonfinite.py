@@ -26,7 +26,8 @@ def test_only_frames_with_a_unit_of_all_the_mask_s_bits_are_found(only_own_memor
     runs = [Frame(at, 1, 64, 64) for at in (0, 64, 128)]
     odd = [Frame(3, 1, 37, 37), Frame(200, 3, 7, 20), Frame(330, 3, 7, 20)]
     flat[191], flat[241] = mask, mask
-    for frames, wanted in ((runs, [0, 0, 1]), (odd, [0, 1, 0])):
+    rows = [Frame(at, 4, 16, 48) for at in (0, 16, 32)]
+    for frames, wanted in ((runs, [0, 0, 1]), (rows, [0, 0, 1]), (odd, [0, 1, 0])):
         batch = FrameBatch.of([flat], [(0, frame) for frame in frames])
         assert wanted == holds_nonfinite(batch, torch.full((3,), mask), 64).tolist()
         assert [0, 0, 0] == holds_nonfinite(batch, torch.zeros(3, dtype=torch.int64), 64).tolist()

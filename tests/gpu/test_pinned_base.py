@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import weakref
 from collections.abc import Iterator
@@ -177,6 +178,7 @@ def test_no_memory_is_let_go_of_while_a_kernel_may_write_there(broken: bool, mon
     base.device = torch.device("cuda", 0)
     base.forget()
     assert [(base.device, True)] == waited
+    gc.collect()  # Triton's interpreter leaves circles, which hold what its kernels were handed
     assert room() is None
     base.forget()  # nothing is held: whoever never had such memory never waits
     assert 1 == len(waited)

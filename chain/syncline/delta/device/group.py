@@ -61,12 +61,13 @@ class Group:
         """Of each tensor's new weights, or its old ones. Waits for the device."""
         found = dict.fromkeys((held.tensor for held in self.tensors), Digest())
         with current(self.device):
-            queued = [
-                (kind.tensors, sweep(*kind.launch(np.arange(kind.count))))
-                for kind in (self.before if before else self.after).kinds
-            ]
-            for tensors, sums in queued:
-                found |= _by_tensor(tensors, sums)
+            kinds = (self.before if before else self.after).kinds
+            queued = [[(rows, sweep(*kind.launch(rows))) for rows in _launches(kind)] for kind in kinds]
+            for kind, parts in zip(kinds, queued, strict=True):
+                sums = np.empty((kind.count, 2), np.uint64)
+                for rows, own in parts:
+                    sums[rows] = to_host(own)
+                found |= _by_tensor(kind.tensors, sums)
         return list(found.values())
 
     @cached_property
@@ -75,18 +76,21 @@ class Group:
         found = dict.fromkeys((held.tensor for held in self.tensors), 0)
         with current(self.device):
             queued = [self._may_be_nonfinite(kind) for kind in self.after.kinds]
-            for number, flags in enumerate(queued):
-                if flags is not None and (rows := np.flatnonzero(to_host(flags))).size:
-                    for tensor, count in self._changed_to_nonfinite(number, rows):
-                        found[tensor] += count
+            for number, parts in enumerate(queued):
+                for rows, flags in parts:
+                    if (held := rows[np.flatnonzero(to_host(flags))]).size:
+                        for tensor, count in self._changed_to_nonfinite(number, held):
+                            found[tensor] += count
         return list(found.values())
 
-    def _may_be_nonfinite(self, kind: Kind) -> Tensor | None:
+    def _may_be_nonfinite(self, kind: Kind) -> list[tuple[Rows, Tensor]]:
         masks = self._masks(kind)
-        if not masks.any():
-            return None
-        batch, _ = kind.launch(np.arange(kind.count))
-        return holds_nonfinite(batch, torch.from_numpy(masks).to(self.device), int(kind.units.max()))
+        most = int(kind.units.max())
+        return [
+            (rows, holds_nonfinite(kind.launch(rows)[0], torch.from_numpy(masks[rows]).to(self.device), most))
+            for rows in _launches(kind)
+            if masks[rows].any()
+        ]
 
     def _changed_to_nonfinite(self, number: int, rows: Rows) -> list[tuple[int, int]]:
         """Tensor and number of such changes, of frames of a kind: the old ones may be far, and are looked at only here."""
@@ -105,10 +109,16 @@ class Group:
         return np.array(own, np.int64)[which]
 
 
-def _by_tensor(tensors: NDArray[np.int32], sums: Tensor) -> dict[int, Digest]:
-    """From the sums of frames, which are in the order of their tensors. Waits for the device."""
+def _launches(kind: Kind) -> list[Rows]:
+    """All rows, those apart that kernels reach in another way: a launch goes the slowest way of its frames."""
+    ways = 2 * kind.walks + kind.runs
+    return [np.flatnonzero(ways == way) for way in np.unique(ways)]
+
+
+def _by_tensor(tensors: NDArray[np.int32], sums: NDArray[np.uint64]) -> dict[int, Digest]:
+    """From the sums of frames, which are in the order of their tensors."""
     firsts = np.flatnonzero(np.diff(tensors, prepend=-1))
-    of_tensor = np.add.reduceat(to_host(sums), firsts, axis=0)
+    of_tensor = np.add.reduceat(sums, firsts, axis=0)
     return {
         tensor: Digest(lane1, lane2)
         for tensor, (lane1, lane2) in zip(tensors[firsts].tolist(), of_tensor.tolist(), strict=True)

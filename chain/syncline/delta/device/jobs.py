@@ -36,8 +36,8 @@ _SPREAD = 0x9E3779B1
 
 Run = tuple[int, Rows]
 """Frames of one unit width: number of the kind that holds them, and their rows there."""
-Count = Callable[[int, Rows, Alphabet], Counts]
-"""Looks at the units of some frames, before and after."""
+Count = Callable[[int, Rows, Alphabet], Callable[[], Counts]]
+"""Begins to look at the units of some frames, before and after; what that gives waits for it."""
 
 
 @dataclass(slots=True)
@@ -69,13 +69,16 @@ def jobs_of(
             of_kind.setdefault(id(shared), (shared, spec, number, []))[3].append(rows)
         else:
             left.append((number, rows))
-    sampled: list[tuple[Sharing, int, Rows, int, int]] = []
-    exact = True
+    begun: list[tuple[Sharing, TensorSpec, int, Rows, Rows, Callable[[], Counts]]] = []
     for shared, spec, number, parts in of_kind.values():
         rows = np.concatenate(parts)
         sample = rows[_sample(rows.size)]
+        begun.append((shared, spec, number, rows, sample, count(number, sample, shared.alphabet)))
+    sampled: list[tuple[Sharing, int, Rows, int, int]] = []
+    exact = True
+    for shared, spec, number, rows, sample, counted in begun:
         units = group.after.kinds[number].units[sample]
-        counts = count(number, sample, shared.alphabet)
+        counts = counted()
         changed, looked_at = int(counts.symbols.sum()), int(units.sum(dtype=np.int64))
         dense = choice.is_dense(changed, looked_at)
         if (again or dense) and not _pays(shared.alphabet, spec, counts, units.tolist(), rows.size):

@@ -22,8 +22,11 @@ from syncline.kernels.clock import Alphabet
 from syncline.kernels.gpu.batch import FrameBatch
 from syncline.kernels.gpu.clock import context
 from syncline.kernels.gpu.coding import symbol_of
+from syncline.wire.limits import FRAME_MAX_UNITS
 
 _BLOCK = 1024
+_SPAN = 1 << 15
+"""Units of a frame that one program counts: a sample is few frames, and they are to fill a device."""
 _COPIES = 16
 """Of the symbol counters: a few contexts hold nearly all changes, and additions to one place wait for each other."""
 
@@ -50,15 +53,17 @@ class DeviceCounts:
         return self.copies.sum(0, dtype=torch.int64)
 
 
-def count(old: FrameBatch, new: FrameBatch, alphabet: Alphabet, counts: DeviceCounts) -> None:
-    """Add the frames of two batches, the same frames before and after, to `counts`."""
+def count(
+    old: FrameBatch, new: FrameBatch, alphabet: Alphabet, counts: DeviceCounts, units: int = FRAME_MAX_UNITS
+) -> None:
+    """Add the frames of two batches, the same frames before and after, to `counts`; none has more than so many units."""
     if old.count != new.count:
         raise ValueError(f"{old.count} old frames, {new.count} new ones")
     if old.count:
-        count_kernel[(old.count,)](
+        count_kernel[(old.count, -(-units // _SPAN))](
             old.anchor, new.anchor, old.bases, new.bases, new.units, new.lengths, new.strides, counts.units, counts.copies,
             BITS=alphabet.bits, SHIFT=alphabet.shift, MASK=alphabet.mask, ORDER=alphabet.order,
-            BLOCK=_BLOCK, COPIES=_COPIES, num_warps=4,
+            SPAN=_SPAN, BLOCK=_BLOCK, COPIES=_COPIES, num_warps=4,
         )  # fmt: skip
 
 
@@ -66,21 +71,22 @@ def count(old: FrameBatch, new: FrameBatch, alphabet: Alphabet, counts: DeviceCo
 def count_kernel(
     old_ptr, new_ptr, old_base_ptr, new_base_ptr, units_ptr, length_ptr, stride_ptr, contexts_ptr, symbols_ptr,
     BITS: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, ORDER: tl.constexpr,
-    BLOCK: tl.constexpr, COPIES: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """A frame a program."""
+    """A span of a frame a program."""
     frame = tl.program_id(0)
     old_base = old_ptr + tl.load(old_base_ptr + frame)
     new_base = new_ptr + tl.load(new_base_ptr + frame)
     units = tl.load(units_ptr + frame)
     length = tl.load(length_ptr + frame)
     stride = tl.load(stride_ptr + frame)
-    symbols = symbols_ptr + (frame % COPIES) * 65536
+    low = tl.program_id(1) * SPAN
+    stop = tl.minimum(low + SPAN, units)
+    symbols = symbols_ptr + ((frame + tl.program_id(1)) % COPIES) * 65536
     found = tl.zeros((256,), tl.int32)
-    low = units * 0
-    while low < units:
+    while low < stop:
         position = low + tl.arange(0, BLOCK)
-        inside = position < units
+        inside = position < stop
         place = position // length * stride + position % length
         old = tl.load(old_base + place, mask=inside, other=0)
         new = tl.load(new_base + place, mask=inside, other=0)

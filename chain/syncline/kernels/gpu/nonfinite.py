@@ -28,10 +28,11 @@ def holds_nonfinite(batch: FrameBatch, masks: Tensor, units: int) -> Tensor:
     found = torch.zeros(batch.count, dtype=torch.int32, device=batch.device)
     size = batch.anchor.element_size()
     if batch.count:
-        flat = batch.walk == Walk.FLAT and size < _WORD_BYTES
+        whole = batch.walk != Walk.ANY and size < _WORD_BYTES
         _look[(batch.count, -(-units // _SPAN))](
             batch.anchor, batch.bases, batch.lengths, batch.strides, batch.units, masks, found,
-            SHARE=_WORD_BYTES // size if flat else 1, BITS=8 * size, SPAN=_SPAN, BLOCK=_BLOCK, num_warps=4,
+            SHARE=_WORD_BYTES // size if whole else 1, FLAT=batch.walk == Walk.FLAT, BITS=8 * size, SPAN=_SPAN, BLOCK=_BLOCK,
+            num_warps=4,
         )  # fmt: skip
     return found
 
@@ -39,9 +40,9 @@ def holds_nonfinite(batch: FrameBatch, masks: Tensor, units: int) -> Tensor:
 @triton.jit
 def _look(
     anchor, bases, lengths, strides, counts, masks, found,
-    SHARE: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    SHARE: tl.constexpr, FLAT: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A span of a frame a program. With a SHARE the frame is one run of whole 16-byte pieces, and a word holds so many units."""
+    """A span of a frame a program. With a SHARE rows are whole 16-byte pieces, and a word holds so many units; FLAT: the frame is one."""
     frame = tl.program_id(0)
     mask = tl.load(masks + frame)
     base = tl.load(bases + frame)
@@ -57,7 +58,10 @@ def _look(
         bits = mask.to(tl.int32)
         while at < stop:
             there = at + step * SHARE < stop
-            word = tl.load(words + at // SHARE + step, mask=there, other=0)
+            place = at // SHARE + step
+            if not FLAT:
+                place = place_of(place, 0, length // SHARE, stride // SHARE)
+            word = tl.load(words + place, mask=there, other=0)
             for part in tl.static_range(SHARE):
                 some |= ((((word >> (BITS * part)) & bits) == bits) & there).to(tl.int32)
             at += BLOCK * SHARE
