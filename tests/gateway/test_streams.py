@@ -332,6 +332,53 @@ def test_vllm_s_own_route_is_labelled_beside_what_it_says_itself(tmp_path: Path)
     assert ([5, 6], "7") == (told[0]["choices"][0]["token_ids"], told[0]["choices"][0]["weight_versions"][0]["version"])
 
 
+@pytest.mark.parametrize(
+    ("stamps", "label"),
+    [
+        ([("7", 0, 2), ("8", 2, 5)], [(0, 2, 7), (2, 5, 8)]),
+        ([("main@7.90ab12cd", 0, 2), ("main@8.0123abcd", 2, 5)], [(0, 2, 7), (2, 5, 8)]),
+        ([("8", 0, 5)], [(0, 5, 8)]),
+        ([("7", 0, 0)], []),
+        ([("default", 0, 5)], None),
+        ([("6", 0, 2), ("8", 2, 5)], None),
+        ([("7", 0, 2), ("8", 3, 5)], None),
+        ([("7", "0", 2)], None),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_sglang_s_own_stamps_are_taken_where_they_are_of_versions_that_were_applied_meanwhile(
+    tmp_path: Path, stamps: Any, label: Any, streamed: bool
+) -> None:
+    lanes: list[Lane] = []
+    told = None if stamps is None else [{"version": v, "start": start, "end": end} for v, start, end in stamps]
+    last = {"text": "ab", "meta_info": {"finish_reason": {"type": "stop"}, "weight_versions": told}}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        lanes[0].agent.commit(8, spans=None, ended=None)
+        if not streamed:
+            return web.json_response(last)
+        response = await begin(request)
+        await send(response, {"text": "a", "meta_info": {"finish_reason": None, "weight_versions": []}}, last, "[DONE]")
+        return response
+
+    async def go() -> Any:
+        async with open_lane(tmp_path, answer, kind=Kind.SGLANG) as lane:
+            lanes.append(lane)
+            if streamed:
+                events = [event async for event in events_of(lane, {"text": "x", "stream": True}, "/generate")]
+                return next(event for event in events if "weight_version" in event)
+            return (await lane.ask({"text": "x"}, "/generate"))[1]
+
+    said = asyncio.run(go())
+    assert last["meta_info"] == said["meta_info"]
+    if label is None:
+        assert None is said["weight_version"]["start"]
+        assert said["weight_version"]["unknown"]
+    else:
+        assert [label] == spans(said)
+
+
 def test_sglang_s_own_route_is_labelled_while_no_commit_comes(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = await begin(request)

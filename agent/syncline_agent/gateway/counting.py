@@ -1,4 +1,5 @@
-"""How many tokens each choice of an answer has, by what the engine says of it; None where it does not say. Pure.
+"""How many tokens each choice of an answer has, and of which versions they are where the engine says that itself (SGLang's own
+route); None where it does not say. Pure.
 
 A count that is too low would give tokens of a new version the old one's name, so whatever may hide tokens makes it None.
 """
@@ -9,8 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from syncline_agent.lane.reading import TokenSpan
+
 _IDS = re.compile(rb'("(?:prompt_)?token_ids"\s*:\s*)\[[\d\s,]*\]')
 """A match is a name: a text's own quotation marks stand behind a backslash."""
+_STAMP = re.compile(r"(?:[a-z0-9._-]+@)?(\d{1,12})(?:\.[0-9a-f]{8})?")
+"""As an arm stamps an engine (`7`), or a reload does (`main@7.90ab12cd`)."""
+STAMPED = "stamped"
+"""Marks a choice whose engine says versions itself."""
 
 
 class Tally:
@@ -21,6 +28,12 @@ class Tally:
         self._tokens: dict[int, int] = {}
         self._uncounted: set[int] = set()
         self._finished: set[int] = set()
+        self._stamps: Sequence[TokenSpan] | None = None
+
+    @property
+    def stamps(self) -> Sequence[TokenSpan] | None:
+        """The versions that SGLang noted at the tokens of its one choice, as far as they are versions of Syncline's."""
+        return self._stamps if self._expected == 1 and self._finished == {0} else None
 
     @property
     def counts(self) -> Sequence[int | None] | None:
@@ -58,6 +71,7 @@ class Tally:
             self._uncounted.add(at)
         if choice.get("finish_reason") is not None:
             self._finished.add(at)
+            self._stamps = _stamps(choice.get("weight_versions")) if STAMPED in choice else None
 
 
 def without_ids(data: bytes) -> bytes:
@@ -71,8 +85,26 @@ def _choices(told: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [choice for choice in choices if isinstance(choice, dict)]
     meta = told.get("meta_info")  # SGLang's own route has one choice and no list of them
     if isinstance(meta, dict):
-        return [{"index": told.get("index", 0), "finish_reason": meta.get("finish_reason")}]
+        named = ("finish_reason", "weight_versions")
+        return [{STAMPED: True, "index": told.get("index", 0), **{name: meta.get(name) for name in named}}]
     return []
+
+
+def _stamps(told: Any) -> Sequence[TokenSpan] | None:
+    """`[{"version": "7", "start": 0, "end": 12}]`, without gaps."""
+    if not isinstance(told, list):
+        return None
+    spans: list[TokenSpan] = []
+    for span in told:
+        match = _STAMP.fullmatch(str(span.get("version"))) if isinstance(span, dict) else None
+        first, last = (span.get("start"), span.get("end")) if isinstance(span, dict) else (None, None)
+        if match is None or not isinstance(first, int) or not isinstance(last, int):
+            return None
+        if first != (spans[-1].last if spans else 0) or last < first:
+            return None
+        if last > first:
+            spans.append(TokenSpan(first, last, int(match[1])))
+    return spans
 
 
 def _says(delta: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -93,8 +92,8 @@ class Labelling:
         applied = passed.place.applied
         known = {} if applied is None else {"x-syncline-version-at-start": str(applied.version)}
 
-        async def labels(counts: Sequence[int | None] | None) -> Label:
-            return await self._label(asked, counts, passed)
+        async def labels(tally: Tally) -> Label:
+            return await self._label(asked, tally, passed)
 
         stream = LabelledStream(asked, labels, lambda found: self._say(found, asked))
         with Down(request, self._settings.stall_seconds) as down:
@@ -123,7 +122,7 @@ class Labelling:
         tally = Tally(asked.choices)
         if told is not None:
             tally.whole(told.fields)
-        found = await self._label(asked, tally.counts, passed)
+        found = await self._label(asked, tally, passed)
         said = self._say(found, asked)
         if not found.fits(asked.wanted):
             self._count("refused", "crossed")
@@ -138,10 +137,10 @@ class Labelling:
         self._count("answered", "")
         return response
 
-    async def _label(self, asked: Asked, counts: Sequence[int | None] | None, passed: Pass) -> Label:
+    async def _label(self, asked: Asked, tally: Tally, passed: Pass) -> Label:
         """All tokens have arrived; only now may the agent be asked."""
         crossed = self._mirror.since(passed.place) if await self._mirror.fresh() else None
-        found = label(asked, counts, passed.place, crossed)
+        found = label(asked, tally.counts, passed.place, crossed, stamps=tally.stamps)
         for choice in found.choices:
             self._metrics.spans.observe(len(choice.spans or ()))
         if found.end is not None:

@@ -94,14 +94,24 @@ def unknown(reason: str) -> Label:
     return Label((), None, reason)
 
 
-def label(asked: Asked, counts: Sequence[int | None] | None, place: Place, crossed: Sequence[Crossing] | None) -> Label:
-    """Of an answer to a request that was sent at `place` and has crossed these commits; `counts` are tokens by choice."""
+def label(
+    asked: Asked,
+    counts: Sequence[int | None] | None,
+    place: Place,
+    crossed: Sequence[Crossing] | None,
+    *,
+    stamps: Sequence[TokenSpan] | None = None,
+) -> Label:
+    """Of an answer to a request that was sent at `place` and has crossed these commits; `counts` are tokens by choice, `stamps`
+    what an engine that counts for nobody says of them itself."""
     if crossed is None:
         return unknown("the agent that saw the commits is gone, or did not answer")
     if not crossed:
         return _undisturbed(asked, counts, place)
     if asked.choices == 0:
         return unknown("a commit came while it was answered, and the engine does not say which side it was on")
+    if asked.names is None and stamps is not None:
+        return _stamped(stamps, place, crossed)
     if asked.names is None or counts is None or any(count is None for count in counts):
         return unknown("a commit came while it was answered, and its tokens cannot be counted")
     applied = None if place.applied is None else place.applied.version
@@ -127,6 +137,16 @@ def _undisturbed(asked: Asked, counts: Sequence[int | None] | None, place: Place
         for count in known
     ]
     return Label(choices, place.applied)
+
+
+def _stamped(stamps: Sequence[TokenSpan], place: Place, crossed: Sequence[Crossing]) -> Label:
+    """By the engine's own stamps, where each of them is of a version that was applied meanwhile."""
+    held = [place.applied, *(crossing.after for crossing in crossed)]
+    known = {one.version for one in held if one is not None}
+    if not all(span.version in known for span in stamps):
+        return unknown("the engine names a version that was not applied while it answered")
+    choice = _choice(stamps)
+    return Label([choice], _served(choice.end, place, crossed))
 
 
 def _choice(spans: Sequence[TokenSpan]) -> ChoiceLabel:

@@ -7,7 +7,7 @@ without such an event gets one of its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -20,8 +20,8 @@ from syncline_agent.gateway.labels import Label
 from syncline_agent.gateway.relay import Down, EngineLost, next_piece
 from syncline_agent.gateway.wanted import FIELD
 
-Labels = Callable[[Sequence[int | None] | None], Awaitable[Label]]
-"""The label of an answer that has come, of so many tokens a choice."""
+Labels = Callable[[Tally], Awaitable[Label]]
+"""The label of an answer that has come."""
 _COMMON = ("id", "object", "created", "model", "request_id")
 
 
@@ -89,7 +89,7 @@ class LabelledStream:
             return
         shown = without_ids(data) if self._asked.hide_ids else data
         await down.flush()
-        label = await self._labels(self._tally.counts)
+        label = await self._labels(self._tally)
         if label.fits(self._asked.wanted):
             shown = shown[: shown.rindex(b"}")] + b',"' + FIELD.encode() + b'":' + _dumps(self._say(label)) + b"}"
             self._over = True
@@ -101,7 +101,7 @@ class LabelledStream:
     async def _trail(self, down: Down) -> None:
         """The label as an event of its own."""
         await down.flush()
-        label = await self._labels(self._tally.counts)
+        label = await self._labels(self._tally)
         if not label.fits(self._asked.wanted):
             self._refuse(label, down)
             return
