@@ -66,7 +66,8 @@ class Publisher:
         `files` go beside the weights in anchors (config.json, tokenizer); a checkpoint folder brings its own.
 
         With a `device` ("cuda:0") steps are compared and encoded there: for a trainer whose weights are on a GPU. The base is kept there
-        too, a second copy; with `base_memory` "host" in pinned host memory. Rejected where no such device can be used.
+        too, a second copy; with `base_memory` "host" in pinned host memory. Chunks are uploaded by threads meanwhile, as they are with an
+        `executor`. Rejected where no such device can be used.
         """
         self._settings = settings or PublishSettings()
         self._clock = clock or SystemClock()

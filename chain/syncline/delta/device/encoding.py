@@ -80,10 +80,11 @@ class DeviceEncoder:
             self._encode()
         spec = self._table.tensors[tensor]
         held = HeldTensor(tensor, spec, unit_view(old), unit_view(new))
-        if held.old.numel() != spec.units or held.new.numel() != spec.units:
-            raise ValueError(f"{spec.name}: {held.old.numel()} and {held.new.numel()} units, not {spec.units}")
+        units = spec.units
+        if held.old.numel() != units or held.new.numel() != units:
+            raise ValueError(f"{spec.name}: {held.old.numel()} and {held.new.numel()} units, not {units}")
         self._held.append(held)
-        self._bytes += spec.size_bytes
+        self._bytes += units * spec.unit_bytes
 
     def look(self) -> Group:
         """What is held, and can be asked for what its weights say before it is encoded. It is a group now: nothing joins it."""
