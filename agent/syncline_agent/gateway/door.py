@@ -144,13 +144,14 @@ class Door:
             raise NotAdmitted(Refused(Reason.BUSY, message, retry=True, after_s=1.0, status=503), self.seen())
         self._metrics.waiting += 1
         try:
-            if self._clock.monotonic() - self._woken >= WAKE_S:
-                self._woken = self._clock.monotonic()
-                try:
-                    await self._agent.wake()
-                except AgentSilent:
-                    pass  # the mirror says so, and the next judgement by it
-            await self._mirror.news(seconds)
+            if self._clock.monotonic() - self._woken < WAKE_S:
+                await self._mirror.news(seconds)
+                return
+            self._woken = self._clock.monotonic()
+            try:
+                await self._agent.wake()  # and look again before waiting: what came meanwhile was no news to anybody
+            except AgentSilent:
+                pass  # the mirror says so, and the next judgement by it
         finally:
             self._metrics.waiting -= 1
 
