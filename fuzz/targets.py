@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from syncline.codecs.context.codec import LANE_SHIFT_MIN, ContextCodec
 from syncline.codecs.context.table import ContextTable
 from syncline.delta import Delta, stage_tensor
 from syncline.errors import Corrupt, FormatInvalid, FrameCorrupt
+from syncline.kernels.directory import reader
+from syncline.wire.chunk import read_chunk
+from syncline.wire.directory import Counts, Directory
 from syncline.wire.tensors import TensorSpec, TensorTable
 from syncline.wire.tiling import Tiling
 
@@ -53,9 +57,34 @@ def weights() -> tuple[TensorTable, list[np.ndarray]]:
     return table, [base(t.dtype, t.units) for t in table.tensors]
 
 
+def read_twice(data: bytes, frames: np.ndarray) -> None:
+    """By the compiled reader of directories and by the plain one: the same columns, or both refuse."""
+    compiled, quick = reader(frames), []
+
+    def frames_of(tensor: int) -> int:
+        if tensor >= frames.size:
+            raise FormatInvalid(f"tensor {tensor} of {frames.size}")
+        return int(frames[tensor])
+
+    def watched(directory: memoryview, counts: Counts) -> None:
+        quick.append(compiled(directory, counts))
+
+    try:
+        plain = read_chunk(data, frames_of=frames_of, read=watched)
+    except FrameCorrupt:
+        assert quick[0] is not None
+    except FormatInvalid:
+        assert quick in ([], [None])
+    else:
+        for column in fields(Directory):
+            ours, theirs = (getattr(said, column.name) for said in (plain.directory, quick[0]))
+            assert np.asarray(ours).tolist() == np.asarray(theirs).tolist()
+
+
 def chunk(data: bytes) -> None:
     """Bytes: a chunk."""
     table, live = weights()
+    read_twice(data, table.grids(TILING).counts)
     before = [flat.copy() for flat in live]
     try:
         delta = Delta.parse(table, TILING, [("fuzzed", data)])
