@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import Corrupt, FormatInvalid, FrameCorrupt
-from syncline.wire.chunk import HEADER, Chunk, CodecTable, EncodedFrame, Frames, Section, pack, parse
+from syncline.wire.chunk import HEADER, Chunk, CodecTable, EncodedFrame, Frames, Section, pack, parse, read_chunk
 
 NONCE = bytes(range(16))
 
@@ -117,3 +117,27 @@ def test_sections_out_of_order_cannot_be_written() -> None:
                 ],
             )
         )
+
+
+@given(frames, st.data())
+def test_frames_as_columns_are_the_frames(raw: list, data: st.DataObject) -> None:  # type: ignore[type-arg]
+    each = [EncodedFrame(*own) for own in raw]
+    columns = Frames.of(each)
+    assert len(each) == len(columns)
+    assert each == list(columns)
+    low, high = sorted(data.draw(st.tuples(st.integers(0, len(each)), st.integers(0, len(each)))))
+    assert each[low:high] == list(columns.part(low, high))
+
+
+def test_frames_that_are_not_as_long_as_their_payloads_cannot_be_written() -> None:
+    whole = Frames.of([EncodedFrame(0, 1, b"one"), EncodedFrame(1, 1, b"three")])
+    longer = Frames(whole.indices, whole.changed, whole.sizes, memoryview(b"one, three"))
+    with pytest.raises(ValueError, match="frames of tensor 7 are not as long as their payloads"):
+        pack(Chunk(NONCE, [Section(7, 1, longer)]))
+
+
+def test_what_another_writer_or_reader_leaves_is_done_by_the_plain_one() -> None:
+    data = pack(example())
+    assert data == pack(example(), write=lambda _: None)
+    found = read_chunk(data, read=lambda _directory, _counts: None)
+    assert plain(example()) == plain(Chunk(found.nonce, found.sections, found.tables))
