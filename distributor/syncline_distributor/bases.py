@@ -8,7 +8,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from shutil import rmtree
@@ -26,7 +26,7 @@ from syncline.errors import DigestMismatch, FormatInvalid
 from syncline.versions import Link
 from syncline.wire.digest import Digest
 from syncline.wire.records import ChunkRef, VersionManifest
-from syncline.wire.tensors import TensorSpec, TensorTable, digests_for
+from syncline.wire.tensors import TensorTable, digests_for
 from syncline.wire.tiling import Tiling
 from syncline_distributor.changes import HostStep, Step, StepEncoder
 from syncline_distributor.disk import bring, parse_delta, tiling_of
@@ -178,8 +178,8 @@ class MemoryBase:
         except FormatInvalid:
             self.forget()
             raise
-        for spec, flat, wanted in zip(self.table.tensors, self._units, digests, strict=True):
-            if self._digest(spec, flat) != wanted:
+        for spec, found, wanted in zip(self.table.tensors, self._digests(), digests, strict=True):
+            if found != wanted:
                 self.forget()
                 raise DigestMismatch(
                     f"the publisher's base does not hold version {manifest.version}: {spec.name} has another digest"
@@ -201,8 +201,10 @@ class MemoryBase:
             staged = stage_tensor(self.table, tiling, tensor, live, [delta], executor=self._executor)
             scatter(spec, tiling, live, staged)
 
-    def _digest(self, spec: TensorSpec, units: Any) -> Digest:
-        return digest_tensor(spec, units, executor=self._executor)
+    def _digests(self) -> Iterator[Digest]:
+        """Of each tensor, as it is held."""
+        for spec, units in zip(self.table.tensors, self._units, strict=True):
+            yield digest_tensor(spec, units, executor=self._executor)
 
 
 class DiskBase:

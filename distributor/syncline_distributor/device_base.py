@@ -17,11 +17,11 @@ from torch import Tensor
 
 from syncline.delta import Delta, EncodedDelta
 from syncline.delta.device.encoding import DeviceEncoder
+from syncline.delta.device.group import digests
 from syncline.delta.device.held import HeldFrames
 from syncline.delta.device.memory import current, to_device, to_host
-from syncline.delta.device.staging import DeviceStaged, digest, stage_held
+from syncline.delta.device.staging import DeviceStaged, stage_held
 from syncline.wire.digest import Digest
-from syncline.wire.tensors import TensorSpec
 from syncline.wire.tiling import Tiling
 from syncline_distributor.bases import MemoryBase
 from syncline_distributor.changes import Change, Step, StepEncoder, damaged
@@ -42,7 +42,6 @@ class DeviceBase(MemoryBase):
         self.device = usable_device(device)
         if self.device.type == "cuda" and self.device.index is None:  # this one, whichever is current later
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self._packers = ThreadPoolExecutor(PACKERS, "syncline-pack")
         self._frames: HeldFrames | None = None
         """Where the tensors' frames lie: they stay where they are until all is forgotten."""
 
@@ -54,7 +53,7 @@ class DeviceBase(MemoryBase):
         return self._units[tensor]
 
     def step(self, step: Step) -> StepEncoder:
-        return DeviceStep(self, step, self._packers)
+        return DeviceStep(self, step)
 
     def forget(self) -> None:
         super().forget()
@@ -72,23 +71,20 @@ class DeviceBase(MemoryBase):
         with current(self.device):
             DeviceStaged(stage_held(self.table, self._frames, [delta])).scatter()
 
-    def _digest(self, spec: TensorSpec, units: Tensor) -> Digest:
-        return self.digest(spec, units)
-
-    def digest(self, spec: TensorSpec, flat: Tensor) -> Digest:
-        """Tensor digest of units on the device. Waits for it."""
-        with current(self.device):
-            return digest(spec, self._tiling, flat, self.device)
-
-    _tiling = Tiling()  # a digest does not depend on how its tensor is cut
+    def _digests(self) -> Iterator[Digest]:
+        tiling = Tiling()  # a digest does not depend on how its tensor is cut
+        held = HeldFrames.whole(self.table, tiling, list(enumerate(self._units)), device=self.device)
+        found = digests(held, self.device)
+        return (found.get(tensor, Digest()) for tensor, _ in enumerate(self.table.tensors))
 
 
 class DeviceStep:
     """Weights and base in device memory."""
 
-    def __init__(self, base: DeviceBase, step: Step, packers: Executor) -> None:
+    def __init__(self, base: DeviceBase, step: Step) -> None:
         self._base = base
         self._table = step.table
+        self._packers = ThreadPoolExecutor(PACKERS, "syncline-pack")
         self._encoder = DeviceEncoder(
             step.table,
             step.tiling,
@@ -96,7 +92,7 @@ class DeviceStep:
             choice=step.choice,
             nonce=step.nonce,
             sink=step.sink,
-            executor=packers,
+            executor=self._packers,
         )
 
     def changes(self, source: WeightSource, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
@@ -116,7 +112,8 @@ class DeviceStep:
         yield from map(Change, group.digests(), group.nonfinite)
 
     def finish(self) -> EncodedDelta:
-        return self._encoder.finish()
+        with self._packers:
+            return self._encoder.finish()
 
 
 def on_device(source: WeightSource, tensor: int, device: torch.device) -> Tensor:

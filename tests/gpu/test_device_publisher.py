@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread
 from typing import Any
 
 import pytest
 import torch
+from typing_extensions import Buffer
 
 from syncline.chain import ChainReader
 from syncline.checkpoint import materialize
@@ -33,15 +35,30 @@ def weights(step: int) -> dict[str, torch.Tensor]:
     return served
 
 
+class Noting(MemoryStore):
+    """Knows which threads put its chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.putting: set[str] = set()
+
+    def put_if_absent(self, key: str, data: Buffer) -> str:
+        if "/chunks/" in key:
+            self.putting.add(current_thread().name.rpartition("_")[0])
+        return super().put_if_absent(key, data)
+
+
 def test_versions_from_a_device_have_the_digests_of_those_from_the_host_and_can_be_followed(tmp_path) -> None:
-    host, device = MemoryStore(SystemClock()), MemoryStore(SystemClock())
+    host, device = MemoryStore(SystemClock()), Noting()
     for store, publisher in (
         (host, Publisher(host, "run", files={"config.json": b"{}"})),
         (device, Publisher(device, "run", files={"config.json": b"{}"}, device="cpu")),
     ):
-        for step in range(2):
-            publisher.publish(weights(step), step=step)
+        publisher.publish(weights(0), step=0)
+        device.putting.clear()  # the table was put, too
+        publisher.publish(weights(1), step=1)
         assert 2 == ChainReader(store, "run", "main").manifest(2).version
+    assert {"syncline-upload"} == device.putting  # while the next chunks are encoded
     manifests = [ChainReader(store, "run", "main").manifest(2) for store in (host, device)]
     assert manifests[0].digest == manifests[1].digest
     assert manifests[0].statistics.changed_units == manifests[1].statistics.changed_units
@@ -119,7 +136,7 @@ def test_kernels_are_launched_on_the_publisher_s_device_whichever_is_current(mon
     for module in (device_base, encoding, group):
         monkeypatch.setattr(module, "current", current)
     launches = {
-        device_base: ("stage_held", "digest"),
+        device_base: ("stage_held",),
         group: ("sweep", "holds_nonfinite"),
         coding: ("count", "encode", "compact"),
     }

@@ -21,7 +21,7 @@ from syncline.store.memory import MemoryStore
 from syncline.wire.records import ChunkRef, Statistics
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
-from syncline_distributor import Publisher, PublishSettings, codec_choice, device_base
+from syncline_distributor import Publisher, PublishSettings, codec_choice
 from syncline_distributor.device_base import DeviceBase
 from syncline_distributor.pinned_base import PinnedBase
 from syncline_distributor.settings import NonFinite
@@ -220,10 +220,9 @@ def test_kernels_are_launched_on_the_publisher_s_device_whichever_is_current(mon
 
         monkeypatch.setattr(module, name, checked)
 
-    for module in (device_base, pinned, encoding, group):
+    for module in (pinned, encoding, group):
         monkeypatch.setattr(module, "current", current)
     launches = {
-        device_base: ("digest",),
         pinned: ("stage_held",),
         group: ("sweep", "holds_nonfinite"),
         coding: ("count", "encode", "compact"),

@@ -59,16 +59,8 @@ class Group:
 
     def digests(self, *, before: bool = False) -> list[Digest]:
         """Of each tensor's new weights, or its old ones. Waits for the device."""
-        found = dict.fromkeys((held.tensor for held in self.tensors), Digest())
-        with current(self.device):
-            kinds = (self.before if before else self.after).kinds
-            queued = [[(rows, sweep(*kind.launch(rows))) for rows in _launches(kind)] for kind in kinds]
-            for kind, parts in zip(kinds, queued, strict=True):
-                sums = np.empty((kind.count, 2), np.uint64)
-                for rows, own in parts:
-                    sums[rows] = to_host(own)
-                found |= _by_tensor(kind.tensors, sums)
-        return list(found.values())
+        found = digests(self.before if before else self.after, self.device)
+        return [found.get(held.tensor, Digest()) for held in self.tensors]
 
     @cached_property
     def nonfinite(self) -> list[int]:
@@ -107,6 +99,19 @@ class Group:
         dtype_of = {held.tensor: held.spec.dtype for held in self.tensors}
         own = [dtypes.dtype(dtype_of[tensor]).exponent_mask for tensor in tensors.tolist()]
         return np.array(own, np.int64)[which]
+
+
+def digests(held: HeldFrames, device: torch.device) -> dict[int, Digest]:
+    """By tensor, of what their frames hold; an empty one is left out. Waits for the device."""
+    found: dict[int, Digest] = {}
+    with current(device):
+        queued = [[(rows, sweep(*kind.launch(rows))) for rows in _launches(kind)] for kind in held.kinds]
+        for kind, parts in zip(held.kinds, queued, strict=True):
+            sums = np.empty((kind.count, 2), np.uint64)
+            for rows, own in parts:
+                sums[rows] = to_host(own)
+            found |= _by_tensor(kind.tensors, sums)
+    return found
 
 
 def _launches(kind: Kind) -> list[Rows]:
