@@ -1,7 +1,7 @@
 """Frames into chunks of about a target size. A chunk leaves as soon as it is full, with the codec tables that its sections refer to.
 
-Payloads are copied once, into their chunk; with an executor chunks are put together and hashed in its threads, while the next frames are
-added, and leave in their order all the same.
+Payloads of frames that are added together are copied once, into their chunk. With an executor chunks are put together and hashed in its
+threads, while the next frames are added, and leave in their order all the same.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ class Packer:
         self._codec_of_table: list[int] = []
         self._open: tuple[int, Codec] | None = None
         self._bytes = 0
+        self._room: memoryview | None = None
+        self._filled = 0
+        """Of the room, by what the open chunk refers to."""
         self._closing: deque[Future[tuple[ChunkRef, bytes]]] = deque()
         self._refs: list[ChunkRef] = []
 
@@ -89,8 +92,26 @@ class Packer:
 
     def _gather(self) -> None:
         if self._frames:
-            self._parts.append(Frames.of(self._frames))
+            self._parts.append(self._laid(self._frames))
             self._frames = []
+
+    def _laid(self, frames: Sequence[EncodedFrame]) -> Frames:
+        """As columns, the payloads back to back. Where a chunk is put together as soon as it is closed, in memory that the next one uses
+        again: fresh memory costs more than all else that is done here."""
+        sizes = [len(frame.payload) for frame in frames]
+        end = self._filled + sum(sizes)
+        if self._executor is not None or len(frames) == 1 or end > self._target:
+            return Frames.of(frames)
+        if self._room is None:
+            self._room = memoryview(bytearray(self._target))
+        at = begin = self._filled
+        for frame, size in zip(frames, sizes, strict=True):
+            self._room[at : at + size] = frame.payload
+            at += size
+        self._filled = end
+        named = np.array([(frame.index, frame.changed) for frame in frames], np.int64)
+        indices, changed = np.ascontiguousarray(named.T)
+        return Frames(indices, changed, np.array(sizes, np.int64), self._room[begin:end])
 
     def _close_section(self) -> None:
         self._gather()
@@ -121,6 +142,7 @@ class Packer:
         self._bytes = 0
         if self._executor is None:
             self._leave(*_packed(chunk))
+            self._filled = 0
         else:
             self._closing.append(self._executor.submit(_packed, chunk))
             self._hand_over(_CLOSING_MOST)
