@@ -12,8 +12,9 @@ import aiohttp
 from syncline.errors import EngineUnavailable
 from syncline_agent.engine import Applied, Crossing
 
-QUICK_S = 5.0
-"""What the agent answers from memory: it has that long."""
+QUICK_S = 20.0
+"""What the agent answers from memory: it has that long. One that is gone is noticed at once, one that is starved by what it
+compiles beside has to be waited for: without it an answer has no label."""
 MOST_CONNECTIONS = 64
 
 

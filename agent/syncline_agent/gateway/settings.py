@@ -36,7 +36,7 @@ class GatewaySettings:
     """How long a body may stand still."""
     stall_seconds: float = 300.0
     """How long a client may not read at all."""
-    connect_seconds: float = 5.0
+    connect_seconds: float = 20.0
     state_seconds: float = 0.5
     """How often the agent's state is read."""
     log_format: str = "console"
