@@ -40,7 +40,10 @@ class Packer:
         self._sink = sink
         self._target = target
         self._executor = executor
-        self._sections: list[Section] = []
+        self._sections: list[tuple[int, Codec, Frames | list[EncodedFrame]]] = []
+        """Those that are closed. Frames that came one by one stay so until the chunk is: columns of a single one take several times as
+        much, and there may be as many as tensors."""
+        self._params: list[bytes] = []
         self._parts: list[Frames] = []
         self._frames: list[EncodedFrame] = []
         """Of the open section, behind its parts."""
@@ -114,12 +117,15 @@ class Packer:
         return Frames(indices, changed, np.array(sizes, np.int64), self._room[begin:end])
 
     def _close_section(self) -> None:
-        self._gather()
-        if self._open is not None and self._parts:
+        if self._open is not None and (self._parts or self._frames):
             tensor, codec = self._open
-            frames = self._parts[0] if len(self._parts) == 1 else _joined(self._parts)
-            self._sections.append(Section(tensor, codec.id, frames, codec.params(self._place(codec))))
-        self._parts = []
+            frames: Frames | list[EncodedFrame] = self._frames
+            if self._parts:
+                self._gather()
+                frames = self._parts[0] if len(self._parts) == 1 else _joined(self._parts)
+            self._sections.append((tensor, codec, frames))
+            self._params.append(codec.params(self._place(codec)))
+        self._parts, self._frames = [], []
         self._open = None
 
     def _place(self, codec: Codec) -> int:
@@ -137,8 +143,12 @@ class Packer:
         if not self._sections:
             return
         tables = [CodecTable(owner, data) for owner, data in zip(self._codec_of_table, self._tables, strict=True)]
-        chunk = Chunk(self._nonce(), self._sections, tables)
-        self._sections, self._tables, self._codec_of_table = [], {}, []
+        sections = [
+            Section(tensor, codec.id, frames if isinstance(frames, Frames) else self._laid(frames), params)
+            for (tensor, codec, frames), params in zip(self._sections, self._params, strict=True)
+        ]
+        chunk = Chunk(self._nonce(), sections, tables)
+        self._sections, self._params, self._tables, self._codec_of_table = [], [], {}, []
         self._bytes = 0
         if self._executor is None:
             self._leave(*_packed(chunk))
