@@ -1,6 +1,8 @@
-"""Hears of a new version at once, where the distributor is in reach: a long poll of its `/head`, which wakes the follower.
+"""Hears at once of a new version, where the distributor is in reach: a long poll of its `/head`, which wakes the follower; and of another
+target, which whoever goes back a version waits for.
 
-Only a hint. What is served is decided from the store; a distributor that is down, lies or is another run's costs a poll and nothing else.
+Only hints. What is served is decided from the store and the target file; a distributor that is down, lies or is another run's costs a poll
+and nothing else.
 """
 
 from __future__ import annotations
@@ -9,11 +11,16 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
+
+from syncline_agent.policy import read_target
 
 WAIT_SECONDS = 25.0
 """How long the distributor may hold a request: below what proxies between clusters' nodes cut."""
 ANSWER_MAX_BYTES = 4096
 TROUBLE_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+"""Between two looks at the target file: some 20 microseconds each."""
 
 
 class Doorbell:
@@ -43,3 +50,26 @@ class Doorbell:
         self._heard = version
         self._ring()
         return 0.0
+
+
+class TargetBell:
+    """A state machine whose `tick` looks whether the target file says something else, and rings once where it does."""
+
+    def __init__(self, path: Path, ring: Callable[[], None]) -> None:
+        self._path = path
+        self._ring = ring
+        self._seen = self._look()
+
+    def tick(self) -> float:
+        """Returns the seconds until the next call."""
+        found = self._look()
+        if found != self._seen:
+            self._seen = found
+            self._ring()
+        return LOOK_SECONDS
+
+    def _look(self) -> bytes | None:
+        try:
+            return read_target(self._path)
+        except (OSError, ValueError):
+            return None  # the follower says why, when it looks

@@ -95,7 +95,7 @@ class TargetFile:
         """The target in force: the newest one that could be read. None while there never was one."""
         try:
             # Read each time: it is small, and two edits within one tick of the file system's clock look alike to stat.
-            data = self._read()
+            data = read_target(self._path)
             if data != self._seen:
                 self._target = parse_target(data)
                 self._seen = data
@@ -114,14 +114,16 @@ class TargetFile:
             return "nothing is followed until it can be"
         return "the last good target stays in force"
 
-    def _read(self) -> bytes:
-        if not self._path.is_file() and self._path.exists():
-            raise ValueError("not a regular file")  # to open a pipe would wait for its writer
-        with self._path.open("rb") as file:
-            data = file.read(TARGET_MAX_BYTES + 1)
-        if len(data) > TARGET_MAX_BYTES:
-            raise ValueError(f"more than {TARGET_MAX_BYTES} bytes")
-        return data
+
+def read_target(path: Path) -> bytes:
+    """The file as it stands; OSError or ValueError where it is none that could be a target's."""
+    if not path.is_file() and path.exists():
+        raise ValueError("not a regular file")  # to open a pipe would wait for its writer
+    with path.open("rb") as file:
+        data = file.read(TARGET_MAX_BYTES + 1)
+    if len(data) > TARGET_MAX_BYTES:
+        raise ValueError(f"more than {TARGET_MAX_BYTES} bytes")
+    return data
 
 
 def parse_target(data: bytes | str) -> Target:

@@ -20,7 +20,7 @@ from syncline.store.first_of import FirstOf
 from syncline.store.open import open_store
 from syncline.store.retrying import RetryPolicy
 from syncline_agent.background import Background
-from syncline_agent.doorbell import Doorbell
+from syncline_agent.doorbell import Doorbell, TargetBell
 from syncline_agent.driving import Driven
 from syncline_agent.engine import Engine
 from syncline_agent.fetch import Fetcher, Source
@@ -155,6 +155,7 @@ async def serve(
     ]
     if node.source_heads is not None:
         machines.append(Driven("sources", node.source_heads.tick, log))
+    machines.append(Driven("target", TargetBell(settings.target, machines[0].wake).tick, log))
     bells: list[Driven] = []
     if settings.distributor is not None:
         bell = Doorbell(settings.distributor, lambda: node.reporter.status.head, machines[0].wake)

@@ -1,4 +1,4 @@
-"""A long poll of a real distributor wakes the follower; without one nothing breaks."""
+"""A long poll of a real distributor wakes the follower, and so does another target; without them nothing breaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from syncline.store.open import open_store
-from syncline_agent.doorbell import TROUBLE_SECONDS, Doorbell
+from syncline_agent.doorbell import LOOK_SECONDS, TROUBLE_SECONDS, Doorbell, TargetBell
 from syncline_agent.driving import Driven
 from syncline_distributor import Publisher
 
@@ -89,3 +89,33 @@ def test_a_driven_machine_that_is_woken_ticks_at_once() -> None:
     assert ticked.acquire(timeout=10)
     machine.stop()
     assert not machine.alive
+
+
+def test_another_target_rings_once_and_one_that_cannot_be_read_breaks_nothing(tmp_path: Path) -> None:
+    path, rings = tmp_path / "target.json", []
+    bell = TargetBell(path, lambda: rings.append(path.exists()))
+
+    def looked() -> list[bool]:
+        rings.clear()
+        assert [LOOK_SECONDS] * 2 == [bell.tick(), bell.tick()]
+        return list(rings)
+
+    assert [] == looked()
+    path.write_text("one")
+    assert [True] == looked()
+    path.write_text("two")  # within one tick of the file system's clock, and as long
+    assert [True] == looked()
+    assert [] == looked()
+    path.unlink()
+    path.mkdir()
+    assert [True] == looked()
+
+
+def test_an_agent_hears_of_another_target_long_before_it_looks_by_itself(tmp_path: Path) -> None:
+    woken = threading.Event()
+    path = tmp_path / "target.json"
+    machine = Driven("target", TargetBell(path, woken.set).tick, structlog.get_logger())
+    machine.start()
+    path.write_text("{}")
+    assert woken.wait(30)
+    machine.stop()
