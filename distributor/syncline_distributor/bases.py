@@ -154,7 +154,7 @@ class MemoryBase:
     def _apply(
         self, manifest: VersionManifest, refs: Sequence[ChunkRef], chunks: Spool | ChainReader, tiling: Tiling
     ) -> None:
-        delta = parse_delta(self.table, tiling, refs, chunks)
+        delta = parse_delta(self.table, tiling, refs, chunks, executor=self._executor)
         self.manifest = None  # a mix until the last tensor is done
         self._change(delta, tiling)
         self.manifest = manifest

@@ -30,6 +30,8 @@ from syncline_distributor.weights import MappingWeights, WeightSource
 
 PACKERS = 4
 """Threads that put chunks together and hash them."""
+DECODING = 4
+"""Streams that the base's own delta is decoded on."""
 
 
 class DeviceBase(MemoryBase):
@@ -42,6 +44,10 @@ class DeviceBase(MemoryBase):
         self.device = usable_device(device)
         if self.device.type == "cuda" and self.device.index is None:  # this one, whichever is current later
             self.device = torch.device("cuda", torch.cuda.current_device())
+        self._decoding: list[torch.cuda.Stream] = []
+        """Where a delta has few lanes, a launch of one group's leaves a device mostly idle."""
+        if self.device.type == "cuda":
+            self._decoding = [torch.cuda.Stream(self.device) for _ in range(DECODING)]
         self._frames: HeldFrames | None = None
         """Where the tensors' frames lie: they stay where they are until all is forgotten."""
 
@@ -69,7 +75,7 @@ class DeviceBase(MemoryBase):
         if self._frames is None:
             self._frames = HeldFrames.whole(self.table, tiling, list(enumerate(self._units)))
         with current(self.device):
-            DeviceStaged(stage_held(self.table, self._frames, [delta])).scatter()
+            DeviceStaged(stage_held(self.table, self._frames, [delta], beside=self._decoding)).scatter()
 
     def _digests(self) -> Iterator[Digest]:
         tiling = Tiling()  # a digest does not depend on how its tensor is cut
@@ -96,11 +102,11 @@ class DeviceStep:
         )
 
     def changes(self, source: WeightSource, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
-        for tensor, _ in enumerate(self._table.tensors):
+        last = len(self._table.tensors) - 1
+        for tensor in range(last + 1):
             self._encoder.add(tensor, self._base.held(tensor), on_device(source, tensor, self._base.device))
-            if self._encoder.full:
+            if self._encoder.full or tensor == last:  # the last may fill a group: it is told once all the same
                 yield from self._seen(before, verify=verify)
-        yield from self._seen(before, verify=verify)
 
     def _seen(self, before: Sequence[Digest], *, verify: bool) -> Iterator[Change]:
         """Of the tensors that are held: the device is waited for once, and nothing of them is encoded yet."""

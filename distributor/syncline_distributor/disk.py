@@ -25,9 +25,16 @@ from syncline_distributor.uploading import Spool
 log = structlog.get_logger()
 
 
-def parse_delta(table: TensorTable, tiling: Tiling, refs: Sequence[ChunkRef], chunks: Spool | ChainReader) -> Delta:
+def parse_delta(
+    table: TensorTable,
+    tiling: Tiling,
+    refs: Sequence[ChunkRef],
+    chunks: Spool | ChainReader,
+    *,
+    executor: Executor | None = None,
+) -> Delta:
     """One delta from where its chunks are."""
-    return Delta.parse(table, tiling, ((ref, chunks.chunk(ref)) for ref in refs))
+    return Delta.parse(table, tiling, ((ref, chunks.chunk(ref)) for ref in refs), executor=executor)
 
 
 def tiling_of(reader: ChainReader) -> Tiling:

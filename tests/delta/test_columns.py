@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -50,8 +51,11 @@ def plain(delta: Delta) -> Plain:
 def test_they_are_those_of_the_chunks(frames: Plain, data: st.DataObject) -> None:
     number = {key: data.draw(st.integers(0, 3)) for key in frames}
     chunks = [chunk({key: own for key, own in frames.items() if number[key] == n}) for n in range(4)]
-    delta = Delta.parse(TABLE, TILING, [(f"c{n}", own) for n, own in enumerate(chunks)])
+    named = [(f"c{n}", own) for n, own in enumerate(chunks)]
+    delta = Delta.parse(TABLE, TILING, named)
     assert frames == plain(delta)
+    with ThreadPoolExecutor(3) as threads:
+        assert frames == plain(Delta.parse(TABLE, TILING, named, executor=threads))
     keys = list(zip(delta.columns.tensors.tolist(), delta.columns.indices.tolist(), strict=True))
     assert sorted(frames) == keys
     assert sorted({tensor for tensor, _ in frames}) == list(delta.tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent.futures import Executor
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def tabled(codec: int) -> bytes:
     return pack(Chunk(bytes(16), [section(0, (0, 1))], [CodecTable(codec, b"t")]))
 
 
-def parse(*chunks: bytes) -> Delta:
-    return Delta.parse(TABLE, TILING, [(f"c{n}", data) for n, data in enumerate(chunks)])
+def parse(*chunks: bytes, executor: Executor | None = None) -> Delta:
+    return Delta.parse(TABLE, TILING, [(f"c{n}", data) for n, data in enumerate(chunks)], executor=executor)
 
 
 FRAMES_OF_A = TABLE.tensors[0].grid(TILING).count
@@ -80,9 +81,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("what", "chunks", "message"), REFUSED, ids=[what for what, *_ in REFUSED])
-def test_a_delta_is_refused_for(what: str, chunks: list[bytes], message: str) -> None:
+def test_a_delta_is_refused_for(what: str, chunks: list[bytes], message: str, executor: Executor | None) -> None:
     with pytest.raises(FormatInvalid, match=message):
-        parse(*chunks)
+        parse(*chunks, executor=executor)
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 1), (2, 2), (1, 2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import current_thread
 from typing import Any
 
@@ -78,6 +79,15 @@ def test_a_restarted_publisher_loads_its_base_onto_the_device() -> None:
     fresh.load(ChainReader(store, "run", "main"), published.manifest)  # proves the digest of each tensor
     assert fresh.manifest is not None
     assert published.manifest.version == fresh.manifest.version
+
+
+def test_each_tensor_is_told_once_where_a_group_ends_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_base, "DeviceEncoder", partial(encoding.DeviceEncoder, group_bytes=128))
+    store = MemoryStore(SystemClock())
+    publisher = Publisher(store, "run", device="cpu", files={"config.json": b"{}"})
+    for step in range(2):
+        publisher.publish({name: torch.arange(step, step + 64).bfloat16() for name in ("v", "w")})
+    assert 2 == ChainReader(store, "run", "main").manifest(2).statistics.changed_tensors
 
 
 def test_a_base_that_was_damaged_on_the_device_is_found_before_anything_is_published() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from syncline_agent.arm.sweeping import band_digests
 from syncline_agent.arm.turns import short_turns, uncollected
 from syncline_agent.engine import DeltaFiles, StageRequest
 
+_READERS = 4
+"""Threads that read a delta's chunks, in compiled code nearly all of the time."""
 Digests = Sequence[Sequence[Digest]]
 """Of the bands of each tensor, in the layout's order."""
 
@@ -47,7 +49,10 @@ def _stage(request: StageRequest, memory: Memory, digests: Digests, executor: Ex
     if request.checkpoint is not None:
         changes, before = stage_checkpoint(request.checkpoint, request, memory, executor)
     else:
-        deltas = [Delta.parse(memory.table, request.tiling, _chunks(files)) for files in request.deltas]
+        with ThreadPoolExecutor(_READERS, "syncline-read") as readers:
+            deltas = [
+                Delta.parse(memory.table, request.tiling, _chunks(files), executor=readers) for files in request.deltas
+            ]
         changes, before = memory.stage(deltas, executor=executor), digests
     after = _after(memory, before, changes)
     predicted = sum_of(after).hex

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from itertools import islice
+from typing import Self, TypeVar
 
 import numpy as np
 from typing_extensions import Buffer
@@ -14,14 +16,20 @@ from syncline.codecs.base import Codec
 from syncline.codecs.context.table import ContextTable
 from syncline.codecs.registry import SectionCodecs
 from syncline.delta.columns import Column, Columns
+from syncline.delta.parallel import in_order
 from syncline.errors import FormatInvalid
 from syncline.kernels import directory as directories
 from syncline.kernels.checksums import frame_checksums
-from syncline.wire.chunk import EncodedFrame, read_chunk
+from syncline.wire.chunk import EncodedFrame, ReadChunk, read_chunk
 from syncline.wire.directory import Directory
 from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import Grids, TensorTable
 from syncline.wire.tiling import Tiling
+
+_AHEAD = 4
+"""Chunks that are read at a time: a hostile one takes as much memory as all frames of the table, at most."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +72,16 @@ class Delta:
         )
 
     @classmethod
-    def parse(cls, table: TensorTable, tiling: Tiling, chunks: Iterable[tuple[ChunkRef | str, Buffer]]) -> Self:
-        """Parse all chunks of a delta, each with its entry in the manifest, or where there is none with a name for messages.
+    def parse(
+        cls,
+        table: TensorTable,
+        tiling: Tiling,
+        chunks: Iterable[tuple[ChunkRef | str, Buffer]],
+        *,
+        executor: Executor | None = None,
+    ) -> Self:
+        """Parse all chunks of a delta, each with its entry in the manifest, or where there is none with a name for messages. With an
+        executor some are read beside each other.
 
         FormatInvalid when a chunk names tensors, frames or codecs that do not exist, a frame twice, or other tensors than its entry
         says; FrameCorrupt on a checksum. Memory is bounded by the table's frames, whatever the chunks say.
@@ -78,15 +94,16 @@ class Delta:
         codecs: list[Codec] = []
         tables: dict[bytes, ContextTable] = {}
         payloads: list[memoryview] = []
-        for named, data in chunks:
+
+        def opened(given: tuple[ChunkRef | str, Buffer]) -> tuple[ChunkRef | str, str, ReadChunk]:
+            named, data = given
             name = named if isinstance(named, str) else named.blake3
-            chunk = read_chunk(
-                memoryview(data),
-                what=f"chunk {name}",
-                frames_of=_frames_of(grids, name),
-                checksums=frame_checksums,
-                read=read,
-            )
+            frames_of = _frames_of(grids, name)
+            view = memoryview(data)
+            what = f"chunk {name}"
+            return named, name, read_chunk(view, what=what, frames_of=frames_of, checksums=frame_checksums, read=read)
+
+        for named, name, chunk in _few_ahead(executor, opened, chunks):
             if isinstance(named, ChunkRef):
                 _check_span(named, chunk.directory)
             of_chunk = SectionCodecs(chunk.tables, what=f"chunk {name}", known=tables)
@@ -123,6 +140,13 @@ class Delta:
         own = self.columns.of_tensor(tensor)
         low, high = np.searchsorted(self.columns.indices[own], [first, last + 1]).tolist()
         return type(self)(self.columns.at(slice(own.start + low, own.start + high)), self.codecs, self.payloads)
+
+
+def _few_ahead(executor: Executor | None, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """In order, a few at a time."""
+    left = iter(items)
+    while few := list(islice(left, _AHEAD if executor is not None else 1)):
+        yield from in_order(executor, work, few)
 
 
 def _frames_of(grids: Grids, name: str) -> Callable[[int], int]:

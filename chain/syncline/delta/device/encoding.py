@@ -28,9 +28,9 @@ from syncline.wire.records import ChunkRef
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
 
-GROUP_BYTES = 8 << 30
-"""Weights of a group: enough lanes to fill a GPU several times. What they become stays in host memory until the group is packed: where
-everything changes, nearly as much."""
+GROUP_BYTES = 32 << 30
+"""Weights of a group: enough lanes to fill a GPU, even where two of them share a frame, and few waits a step. What they become stays in
+host memory until the group is packed: where everything changes, nearly as much."""
 SCRATCH_BYTES = 256 << 20
 """Room for lanes' words, at most, and again for the payloads made of them, beside the queues of `EncodeScratch`: whatever changes."""
 
