@@ -187,9 +187,9 @@ def phases(fleet: Served, args: argparse.Namespace, rates: Sequence[tuple[float,
         fleet.staging(usual, f"staging_{turn_s:g}", turn_s)
     if args.profile:
         fleet.profile(usual, args.profile)
+    fleet.undo(usual)
     fleet.staging(usual, turn_s=TURN_S)
     fleet.sweeping()
-    fleet.undo(usual)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -35,8 +35,8 @@ from syncline.wire.chunk import Frames
 _DEAR_BYTES = 32
 """By which a frame may cost more than without any table."""
 _NONE = -1
-_PINNED_BYTES = 64 << 20
-"""Payloads of a launch that come by pinned memory, at most: several times as fast, and torch keeps what was pinned for the next step."""
+_PINNED_BYTES = 512 << 20
+"""Payloads of a group that come by pinned memory, at most: several times as fast, and torch keeps what was pinned for the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class GroupCoder:
         self._scratch_bytes = scratch_bytes
         self._coded = CodedGroup(group)
         self._tables: dict[tuple[bytes, Alphabet], DeviceTable] = {}
+        self._pinned = _PINNED_BYTES
 
     def coded(self) -> CodedGroup:
         """All frames of the group that changed."""
@@ -178,7 +179,7 @@ class GroupCoder:
         offset, changed, status = np.split(columns, [rows.size + 1, 2 * rows.size + 1])
         into = torch.empty(int(offset[-1]), dtype=torch.uint8, device=self._group.device)
         compact(out, offsets, into)
-        return _Coded(changed, status, offset[:-1], np.diff(offset), _brought(into))
+        return _Coded(changed, status, offset[:-1], np.diff(offset), self._brought(into))
 
     def _table(self, codec: ContextCodec) -> DeviceTable:
         table, key = codec.table, (codec.table.data, codec.alphabet)
@@ -207,9 +208,9 @@ class GroupCoder:
         columns = np.array([[change.positions.size], [0], [len(payload)]], np.int64)
         self._coded.put(kind, np.array([row]), codec, memoryview(payload), columns)
 
-
-def _brought(payloads: Tensor) -> memoryview:
-    """Bytes of the device on the host. Waits for them."""
-    if payloads.is_cuda and 0 < payloads.numel() <= _PINNED_BYTES:
-        payloads = torch.empty(payloads.numel(), dtype=torch.uint8, pin_memory=True).copy_(payloads)
-    return payloads.cpu().numpy().data
+    def _brought(self, payloads: Tensor) -> memoryview:
+        """Bytes of the device on the host. Waits for them."""
+        if payloads.is_cuda and 0 < payloads.numel() <= self._pinned:
+            self._pinned -= payloads.numel()
+            payloads = torch.empty(payloads.numel(), dtype=torch.uint8, pin_memory=True).copy_(payloads)
+        return payloads.cpu().numpy().data
