@@ -53,7 +53,7 @@ def test_damaged_lengths_are_corrupt_in_both_and_touch_no_neighbour(payloads: li
         agree(payloads, lanes)
 
 
-@pytest.mark.parametrize(("start", "size"), [(0, 9), (8, 1), (-1, 2), (3, -1)])
+@pytest.mark.parametrize(("start", "size"), [(0, 9), (8, 1), (-1, 2), (3, -1), (1 << 62, 1 << 62)])
 def test_a_payload_that_does_not_lie_in_the_buffer_is_refused(start: int, size: int) -> None:
     with pytest.raises(ValueError, match="do not lie in 8 bytes"):
         place_lanes(np.zeros(8, np.uint8), np.array([0, start]), np.array([1, size]), 2)

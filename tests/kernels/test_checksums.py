@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +50,13 @@ def test_payloads_that_lie_in_no_buffer_are_refused(buffers: list[int]) -> None:
     read = directory([(0, 1, [EncodedFrame(0, 1, bytes(9)), EncodedFrame(1, 1, bytes(5))])])
     with pytest.raises(ValueError, match="does not lie in a buffer"):
         frame_checksums([memoryview(bytes(size)) for size in buffers], read)
+
+
+@pytest.mark.parametrize("sizes", [[1 << 62] * 4, [5, -5, 3, -3]])
+def test_sizes_whose_sum_comes_round_to_that_of_the_buffers_are_refused(sizes: list[int]) -> None:
+    read = directory([(0, 1, [EncodedFrame(index, 1, b"") for index in range(4)])])
+    with pytest.raises(ValueError, match="does not lie in a buffer"):
+        frame_checksums([memoryview(b"")], replace(read, sizes=np.array(sizes, np.int64)))
 
 
 def test_a_bit_flipped_in_any_payload_names_its_frame() -> None:

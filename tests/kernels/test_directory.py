@@ -166,6 +166,10 @@ UNWRITABLE = [
     ("a change below none", {"changed": column([1, 1, -1])}),
     ("a codec of no byte", {"codecs": column([1, 256])}),
     ("a table of no byte", {"table_codecs": [-1]}),
+    ("frames below none", {"frames": column([3, -1])}),
+    ("a section without its codec", {"codecs": column([1])}),
+    ("a frame without its size", {"sizes": column([0, 3])}),
+    ("a frame without its checksum", {"sums": column([], np.uint32)}),
 ]
 
 
@@ -174,5 +178,5 @@ def test_neither_writes(what: str, wrong: dict[str, np.ndarray]) -> None:
     assert compiled.write(WELL) == write_directory(WELL)
     spoiled = replace(WELL, **wrong)
     assert compiled.write(spoiled) is None
-    with pytest.raises(ValueError, match=r"out of order|byte must be"):
+    with pytest.raises(ValueError, match=r"out of order|byte must be|zip\(\) argument"):
         write_directory(spoiled)

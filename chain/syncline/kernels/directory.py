@@ -62,6 +62,10 @@ def reader(frames: Column) -> Read:
 
 def write(directory: Directory) -> bytes | None:
     """What `wire.directory.write_directory` gives; None for what it refuses."""
+    said = directory
+    of_section, of_frame = [said.codecs, said.params, said.frames], [said.changed, said.sizes, said.sums]
+    if {len(own) for own in of_section} != {said.tensors.size} or {len(own) for own in of_frame} != {said.indices.size}:
+        return None
     params = b"".join(directory.params)
     room = 2 * _VARINT_BYTES * len(directory.table_codecs) + len(params)
     room += _SECTION_BYTES * directory.tensors.size + _FRAME_BYTES * directory.indices.size
@@ -196,7 +200,7 @@ def _write_kernel(
     done, taken = np.int64(0), np.int64(0)
     previous = np.int64(0)
     for section in range(tensors.size):
-        if tensors[section] < previous or frames[section] > indices.size - done:
+        if tensors[section] < previous or frames[section] < 0 or frames[section] > indices.size - done:
             return -1
         if codecs[section] < 0 or codecs[section] > 255:
             return -1

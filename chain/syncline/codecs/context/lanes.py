@@ -39,7 +39,9 @@ def place_lanes(
 ) -> LanePlaces:
     """Find the lanes of payloads that lie at `starts` in one buffer. Nothing outside a payload is believed. ValueError where one does not
     lie there."""
-    if sizes.size and (int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > payloads.size):
+    if (
+        (starts < 0) | (sizes < 0) | (starts > payloads.size - sizes)
+    ).any():  # a sum of two large ones is less than none
         raise ValueError(f"payloads do not lie in {payloads.size} bytes")
     begins, words = np.empty(starts.size * lanes, np.int64), np.empty(starts.size * lanes, np.int32)
     corrupt = np.empty(starts.size, np.uint8)
