@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,6 +70,18 @@ def test_a_write_comes_while_no_step_runs_and_spans_are_those_of_the_hold(loop: 
     assert [(Policy.KEEP, held_at)] == one.written
     assert pause_seconds >= 0.4
     assert one.steps_on()
+
+
+def test_nothing_is_collected_while_the_loop_stands(loop: Callable[..., Loop]) -> None:
+    one = loop(held_s=0.2)
+    for _ in range(2):  # the second time no write comes
+        one.gate.hold(Policy.KEEP)
+        assert not gc.isenabled()
+        if not one.written:
+            one.gate.write()
+            one.gate.resume(lambda policy: one.written.append((policy, one.steps)))
+        assert one.steps_on()
+        assert gc.isenabled()
 
 
 def test_a_loop_whose_write_fails_goes_on_when_told_that_it_ends(loop: Callable[..., Loop]) -> None:

@@ -19,7 +19,7 @@ from syncline_agent.arm.host_memory import HostMemory
 from syncline_agent.arm.live import LiveWeights
 from syncline_agent.arm.memory import Changes
 from syncline_agent.arm.server import ArmServer
-from syncline_agent.arm.turns import TURN_S, short_turns, uncollected
+from syncline_agent.arm.turns import TURN_S, settle, short_turns, uncollected
 from syncline_agent.engine import StageRequest
 from syncline_agent.testing.islands import IslandEngine
 
@@ -94,6 +94,15 @@ def test_a_collector_that_was_off_stays_off() -> None:
         gc.enable()
 
 
+def test_what_stands_when_an_engine_is_loaded_is_looked_at_no_more() -> None:
+    before = gc.get_freeze_count()
+    try:
+        settle()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
 class Watched(HostMemory):
     """Notes the interval that it is staged in, and whether garbage is collected."""
 
@@ -114,19 +123,19 @@ def test_an_arm_stages_in_short_turns_and_uncollected(run: WeightRun, ask: Calla
     assert ([(TURN_S, False)], USUAL_S, True) == (memory.seen, interval(), gc.isenabled())
 
 
-def test_an_agent_commits_in_short_turns(
+def test_an_agent_commits_in_short_turns_and_uncollected(
     server: ArmServer, start: Callable[[int], IslandEngine], ask: Callable[..., StageRequest], monkeypatch: Any
 ) -> None:
     engine = start(2)
     assert server.wait_connected(10)
     server.stage(ask(1, 2))
-    seen: list[float] = []
+    seen: list[tuple[float, bool]] = []
     plain = engine.gate.write
 
     def write() -> None:
-        seen.append(interval())
+        seen.append((interval(), gc.isenabled()))
         plain()
 
     monkeypatch.setattr(engine.gate, "write", write)
     server.commit(2, Policy.KEEP)
-    assert ([TURN_S], USUAL_S) == (seen, interval())
+    assert ([(TURN_S, False)], USUAL_S, True) == (seen, interval(), gc.isenabled())

@@ -34,7 +34,7 @@ from syncline_agent.arm.messages import (
     Write,
 )
 from syncline_agent.arm.parts import applied
-from syncline_agent.arm.turns import short_turns
+from syncline_agent.arm.turns import short_turns, uncollected
 from syncline_agent.engine import Applied, CommitResult, Crossing, Witness
 
 
@@ -78,9 +78,9 @@ class Commit:
         self._confirming = False
 
     def run(self, policy: Policy) -> CommitResult:
-        """As `Engine.commit` and `Engine.undo`. The engine stands while the calls go to and fro: no thread of the agent's own
-        may hold up the one that makes them."""
-        with short_turns():
+        """As `Engine.commit` and `Engine.undo`. The engine stands while the calls go to and fro: no thread of the agent's own,
+        nor its collector, may hold up the one that makes them."""
+        with short_turns(), uncollected():
             return self._run(policy)
 
     def _run(self, policy: Policy) -> CommitResult:

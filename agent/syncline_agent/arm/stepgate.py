@@ -15,6 +15,7 @@ from enum import Enum, auto
 from syncline.clock import Clock
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
+from syncline_agent.arm.turns import uncollected
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,10 @@ class StepGate:
         with self._wake:
             if not self.wanted or (self.draining and active):
                 return
-            self._held_at, self._spans = self._clock.monotonic(), spans()
-            self._state = _State.HELD
-            self._wake.notify_all()
-            if not self._wake.wait_for(lambda: self._state is not _State.HELD, self._patience.held_s):
-                self._state = _State.FREE
-            self._wake.wait_for(lambda: self._state is not _State.WRITING)
+            with uncollected():  # a full collection takes longer than a commit
+                self._held_at, self._spans = self._clock.monotonic(), spans()
+                self._state = _State.HELD
+                self._wake.notify_all()
+                if not self._wake.wait_for(lambda: self._state is not _State.HELD, self._patience.held_s):
+                    self._state = _State.FREE
+                self._wake.wait_for(lambda: self._state is not _State.WRITING)

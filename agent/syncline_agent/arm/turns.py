@@ -52,6 +52,13 @@ def uncollected() -> Iterator[None]:
                 gc.enable()
 
 
+def settle() -> None:
+    """What stands by now stays, and no later collection looks at it: an engine's modules, weights and frames are most of what there is.
+    For the process of an engine, once it is loaded; vLLM does the same for its own."""
+    gc.collect()
+    gc.freeze()
+
+
 def _enter() -> None:
     global _inside, _found_s
     with _counting:

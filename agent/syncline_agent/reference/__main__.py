@@ -28,6 +28,7 @@ from syncline.clock import SystemClock, system_random
 from syncline.errors import Rejected
 from syncline.logs import LEVELS, logger, set_up_logs
 from syncline.metrics import Metrics
+from syncline_agent.arm.turns import settle
 from syncline_agent.flags import port, seconds, socket_path, whole
 from syncline_agent.listening import listen
 from syncline_agent.reference.engine import EngineSettings, ReferenceEngine
@@ -67,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if flags.tp > 1:
             others = RankProcesses(flags.tp, settings, process, lost=end, log=log)
-        engine = ReferenceEngine(settings, clock=clock, randomness=randomness, metrics=metrics, log=log, others=others)
+        engine = ReferenceEngine(
+            settings, clock=clock, randomness=randomness, metrics=metrics, log=log, others=others, loaded=settle
+        )
         server = EngineServer(engine, clock=clock, randomness=randomness, metrics=metrics)
         asyncio.run(_serve(engine, server, host=flags.host, port=flags.port, end=end, log=log))
     except Rejected as error:

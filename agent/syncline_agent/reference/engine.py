@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +78,10 @@ class ReferenceEngine:
         metrics: Metrics,
         log: FilteringBoundLogger,
         others: Others = ALONE,
+        loaded: Callable[[], None] = lambda: None,
     ) -> None:
-        """`others`: the ranks beside this one, which is the first."""
+        """`others`: the ranks beside this one, which is the first. `loaded` is called once, before anything is served."""
+        self._loaded = loaded
         self.settings = settings
         self._others = others
         self._clock, self._random, self._metrics, self._log = clock, randomness, metrics, log
@@ -145,6 +148,7 @@ class ReferenceEngine:
         if loaded.tokenizer is None:
             self._log.warning(f"{NO_TOKENIZER}; give token ids")
         limits = Limits(settings.model, loaded.config.vocab, decoder.max_len, loaded.tokenizer)
+        self._loaded()
         scheduler.start()
         arm.start()
         others.serve()

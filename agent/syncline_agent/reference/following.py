@@ -23,6 +23,7 @@ from syncline.errors import CheckpointBusy, SourceNotReady
 from syncline.logs import logger, set_up_logs
 from syncline_agent.arm.client import ArmClient, ArmIdentity
 from syncline_agent.arm.periodic import sweep_for_ever
+from syncline_agent.arm.turns import settle
 from syncline_agent.reference.collective import Collective, meet
 from syncline_agent.reference.loading import Loaded, Place, load
 from syncline_agent.reference.model import Decoder
@@ -113,6 +114,7 @@ class FollowingRank:
 
     def _serve(self) -> None:
         assert self._loaded is not None
+        settle()
         settings, live = self._settings, self._loaded.live
         who = ArmIdentity("reference", settings.pool, settings.pod, self._rank, self._meeting.ways, settings.instance)
         self._arm = ArmClient(

@@ -20,7 +20,7 @@ from syncline.clock import Clock
 from syncline.errors import EngineUnavailable
 from syncline.versions import Policy
 from syncline_agent.arm.stepgate import DEFAULT_PATIENCE, Patience, StepGate
-from syncline_agent.arm.turns import short_turns
+from syncline_agent.arm.turns import short_turns, uncollected
 from syncline_agent.vllm.caching import CacheNames
 from syncline_agent.vllm.hooks import look_up
 
@@ -109,8 +109,8 @@ class CoreGate:
         self._frozen: tuple[Any, Any] | None = None
         """The scheduler's state of pause that was found, and the one that was set."""
         self._turns: ExitStack | None = None
-        """Short turns of the interpreter, which the arm's threads share with the loop: from a hold until what was computed
-        after the write has left, so that none of the calls between waits for it."""
+        """Short turns of the interpreter, which the arm's threads share with the loop, and no collection: from a hold until what was
+        computed after the write has left, so that none of the calls between waits for either."""
 
     @property
     def error(self) -> str | None:
@@ -128,6 +128,7 @@ class CoreGate:
             if self._turns is None:
                 self._turns = ExitStack()
                 self._turns.enter_context(short_turns())
+                self._turns.enter_context(uncollected())
         return spans
 
     def ended(self) -> Sequence[str] | None:
