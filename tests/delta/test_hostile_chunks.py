@@ -126,6 +126,20 @@ def test_a_chunk_becomes_no_more_memory_than_the_table_has_frames_for(sections: 
     assert peak < len(hostile) + 100_000
 
 
+@pytest.mark.parametrize("units", [1 << 40, 1 << 53])
+def test_a_frame_that_changes_too_much_becomes_no_more_memory_whatever_size_its_table_says(units: int) -> None:
+    table = TensorTable(tensors=[TensorSpec(name="vast", dtype="BF16", shape=[units - 1], axis=0)])
+    last = table.tensors[0].grid(Tiling()).count - 1
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatInvalid, match="frame 0 of vast changes more units"):
+            Delta.parse(table, Tiling(), [("c0", chunk(section(0, (0, 1 << 20), (last, 1 << 20))))])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
 def test_a_frame_twice_in_one_chunk_cannot_be_written_or_read() -> None:
     with pytest.raises(ValueError, match="out of order"):
         chunk(section(0, (1, 1), (1, 1)))

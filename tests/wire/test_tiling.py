@@ -45,6 +45,22 @@ def test_the_columns_of_the_largest_tensor_are_exact() -> None:
     assert [cut.frame(i).base for i in (1, 77, cut.count - 1)] == cut.columns().bases[[1, 77, -1]].tolist()
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        FrameGrid(1, DIMENSION_MAX, 1, DIMENSION_MAX // 7, 1),
+        FrameGrid(1, 3, DIMENSION_MAX // 3, 3, DIMENSION_MAX // 9),
+        FrameGrid(3, (1 << 33) + 1, 5, (1 << 31) - 1, 1),
+        FrameGrid(3, (1 << 33) + 1, 5, 1 << 31, 1),
+    ],
+)
+def test_some_frames_of_a_grid_of_any_size_are_exact(cut: FrameGrid) -> None:
+    indices = [0, 1, 77, cut.count // 2, cut.count - 2, cut.count - 1]
+    found = cut.at(np.array(indices, np.int64))
+    rows = zip(found.bases.tolist(), found.runs.tolist(), found.lengths.tolist(), found.strides.tolist(), strict=True)
+    assert [cut.frame(i) for i in indices] == [Frame(*row) for row in rows]
+
+
 @given(shape=shapes, data=st.data())
 def test_no_frame_is_empty_or_larger_than_the_tiling_allows(shape: list[int], data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))

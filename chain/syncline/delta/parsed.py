@@ -189,9 +189,11 @@ def _check_units(frames: Columns, table: TensorTable, grids: Grids, name: str) -
     doubtful = np.flatnonzero(frames.changed > grids.least_units[frames.tensors])
     tensors = frames.tensors[doubtful]
     for tensor in map(int, np.unique(tensors)):
-        own, cut = doubtful[tensors == tensor], grids.grids[tensor].columns()
+        own = doubtful[tensors == tensor]
         indices = frames.indices[own]
-        beyond = frames.changed[own] > cut.runs[indices] * cut.lengths[indices]
+        # Not the columns of all: how many there are is only said, as long as nobody holds the weights.
+        cut = grids.grids[tensor].at(indices)
+        beyond = frames.changed[own] > cut.runs * cut.lengths
         if beyond.any():
             index, spec = int(indices[int(beyond.argmax())]), table.tensors[tensor]
             raise FormatInvalid(f"chunk {name}: frame {index} of {spec.name} changes more units than it has")

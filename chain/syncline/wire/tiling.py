@@ -21,6 +21,8 @@ from syncline.wire.limits import DIMENSION_MAX, FRAME_MAX_UNITS, FRAME_MIN_UNITS
 
 _GRIDS = 64
 """Of tensors of different shapes, whose columns are remembered: a model has few."""
+_PARTS = 1 << 31
+"""From so many on a product of two numbers below may be no int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,15 @@ class FrameGrid:
         length = (high - low) * self.inner if self.pieces == 1 else last - first
         return Frame(low * self.inner + first, self.outer, length, self.axis * self.inner)
 
+    def at(self, indices: NDArray[np.int64]) -> FrameColumns:
+        """What `frame` gives for each of these, all of the grid: no more memory than they take."""
+        band, piece = np.divmod(indices, self.pieces)
+        low, high = (_cut(self.axis, self.bands, at) for at in (band, band + 1))
+        first, last = (_cut(self.inner, self.pieces, at) for at in (piece, piece + 1))
+        lengths = (high - low) * self.inner if self.pieces == 1 else last - first
+        stride = self.axis * self.inner
+        return FrameColumns(low * self.inner + first, np.full_like(low, self.outer), lengths, np.full_like(low, stride))
+
     def columns(self) -> FrameColumns:
         """What `frame` gives for every index."""
         return _columns(self)
@@ -102,25 +113,17 @@ class FrameGrid:
 
 @lru_cache(maxsize=_GRIDS)
 def _columns(grid: FrameGrid) -> FrameColumns:
-    bands, pieces = _cuts(grid.axis, grid.bands), _cuts(grid.inner, grid.pieces)
-    low, high = (np.repeat(cuts, grid.pieces) for cuts in (bands[:-1], bands[1:]))
-    first, last = (np.tile(cuts, grid.bands) for cuts in (pieces[:-1], pieces[1:]))
-    lengths = (high - low) * grid.inner if grid.pieces == 1 else last - first
-    columns = FrameColumns(
-        low * grid.inner + first, np.full_like(low, grid.outer), lengths, np.full_like(low, grid.axis * grid.inner)
-    )
+    columns = grid.at(np.arange(grid.count, dtype=np.int64))
     for column in (columns.bases, columns.runs, columns.lengths, columns.strides):
         column.flags.writeable = False
     return columns
 
 
-def _cuts(size: int, parts: int) -> NDArray[np.int64]:
-    """at * size // parts for 0 to `parts`, which must fit: not so the product of a large tensor's size."""
-    at = np.arange(parts + 1, dtype=np.int64)
-    if not parts:
-        return at
-    whole, rest = divmod(size, parts)
-    return at * whole + at * rest // parts
+def _cut(size: int, parts: int, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """at * size // parts, which must fit: not so the product of a large tensor's size, nor one of more parts than any real one has."""
+    whole, rest = divmod(size, max(parts, 1))
+    of_rest = at * rest // max(parts, 1) if parts < _PARTS else at.astype(object) * rest // parts
+    return at * whole + of_rest.astype(np.int64)
 
 
 def grid(shape_units: Sequence[int], axis: int, tiling: Tiling) -> FrameGrid:
@@ -142,7 +145,6 @@ def grid(shape_units: Sequence[int], axis: int, tiling: Tiling) -> FrameGrid:
     ways = tiling.ways
     while ways > 1 and (ways > along or total // ways < tiling.min_units):
         ways //= 2
-    bands = ways
-    while bands < along and -(-along // bands) * row > tiling.max_units:
-        bands += ways
+    least = -(-along // (tiling.max_units // row))  # so that no band is larger than a frame may be
+    bands = -(-max(least, ways) // ways) * ways
     return FrameGrid(outer, along, inner, min(bands, along), 1)
