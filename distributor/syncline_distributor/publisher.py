@@ -368,10 +368,10 @@ class Publisher:
                 self._base.replace(self.reader, manifest, source)
             elif held is not None and held.version == manifest.base:
                 self._base.advance(self.reader, manifest, self._base.spool)
-        except (SynclineError, OSError, MemoryError, RuntimeError) as error:
-            if isinstance(
-                error, MemoryError | RuntimeError
-            ):  # a device says with the latter that it has no memory left
+        except (
+            Exception
+        ) as error:  # a device without memory, a kernel's compiler: nothing may fail a version that is committed
+            if not isinstance(error, SynclineError | OSError):
                 self._base.forget()
             self._log.warning(
                 "base did not advance; the next publish brings it on",

@@ -103,7 +103,9 @@ def test_a_base_that_was_damaged_on_the_device_is_found_before_anything_is_publi
     assert 2 == publisher.publish(weights(1)).manifest.version
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room on the device")])
+@pytest.mark.parametrize(
+    "error", [MemoryError("no room"), torch.OutOfMemoryError("no room on the device"), ValueError("no such kernel")]
+)
 def test_a_base_without_room_to_advance_costs_the_next_publish_a_load_and_not_the_version(error: Exception) -> None:
     class Tight(DeviceBase):
         full = True
