@@ -159,8 +159,13 @@ class MemoryBase:
         self._change(delta, tiling)
         self.manifest = manifest
 
+    def _make_room(self) -> None:
+        """For all tensors of the table, before anything is brought."""
+
     def _materialize(self, reader: ChainReader, manifest: VersionManifest) -> None:
         self.forget()
+        self.table = reader.table(manifest)
+        self._make_room()
         with spool_folder(self.scratch) as folder:
             checkpoint = materialize(
                 reader, manifest.version, folder / "checkpoint", executor=self._executor, vetoed=()

@@ -67,6 +67,10 @@ class PinnedBase(DeviceBase):
         write_delta(self.table, tiling, self.held, delta, device=self.device)
 
     def _room_of(self, tensor: int) -> Tensor:
+        self._make_room()
+        return self._rooms[tensor]
+
+    def _make_room(self) -> None:
         if not self._rooms:
             try:
                 self._rooms = self._room(self.table, self.device)
@@ -75,4 +79,3 @@ class PinnedBase(DeviceBase):
                     f"base_memory 'host': {self.table.size_bytes} bytes of this machine's memory could not be pinned ({error}); "
                     "free some, raise the limit of the container, or keep the base on the device or leave `device` out"
                 ) from error
-        return self._rooms[tensor]

@@ -21,7 +21,7 @@ from syncline.store.memory import MemoryStore
 from syncline.wire.records import ChunkRef, Statistics
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
-from syncline_distributor import Publisher, PublishSettings, codec_choice
+from syncline_distributor import Publisher, PublishSettings, bases, codec_choice
 from syncline_distributor.device_base import DeviceBase
 from syncline_distributor.pinned_base import PinnedBase
 from syncline_distributor.settings import NonFinite
@@ -184,7 +184,7 @@ def test_no_memory_is_let_go_of_while_a_kernel_may_write_there(broken: bool, mon
     assert 1 == len(waited)
 
 
-def test_memory_that_cannot_be_pinned_is_named_and_costs_no_version() -> None:
+def test_memory_that_cannot_be_pinned_is_named_and_costs_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     full = True
 
     def room(table: TensorTable, device: torch.device) -> list[torch.Tensor]:
@@ -192,10 +192,15 @@ def test_memory_that_cannot_be_pinned_is_named_and_costs_no_version() -> None:
             raise RuntimeError("CUDA error: out of memory")
         return pinned.pinned_units(table, device)
 
-    publisher = Publisher(MemoryStore(SystemClock()), "run", base=PinnedBase("cpu", room=room), files=FILES)
+    store = MemoryStore(SystemClock())
+    publisher = Publisher(store, "run", base=PinnedBase("cpu", room=room), files=FILES)
     assert 1 == publisher.publish(counted(0)).version
+    read: list[object] = []
+    monkeypatch.setattr(bases, "materialize", lambda *given, **_: read.append(given))
     with pytest.raises(Rejected, match=r"'host': 128 bytes .* could not be pinned \(CUDA error: out of memory\)"):
         publisher.publish(counted(1))
+    assert [] == read  # a checkpoint is not brought for which there is no room
+    monkeypatch.undo()
     full = False
     assert 1 == publisher.publish(counted(1)).manifest.base
 
