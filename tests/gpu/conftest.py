@@ -1,16 +1,12 @@
-"""Without a GPU the kernels run in Triton's interpreter: it must be asked for before Triton is first imported."""
+"""What tests of kernels share. Without a GPU they run in Triton's interpreter (tests/conftest.py)."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
