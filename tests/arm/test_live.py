@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from syncline.errors import DigestMismatch, EngineUnavailable, EngineUncertain, 
 from syncline.testing.weight_run import WeightRun, Weights
 from syncline.wire.tensors import TensorTable
 from syncline.wire.tiling import Tiling
+from syncline_agent.arm import staging
 from syncline_agent.arm.live import LiveWeights
-from syncline_agent.engine import StageRequest
+from syncline_agent.engine import DeltaFiles, StageRequest
 from syncline_agent.testing.switching import commit, same, undo
 
 Ask = Callable[..., StageRequest]
@@ -235,3 +238,22 @@ def test_read_only_memory_is_refused(run: WeightRun) -> None:
 def test_warming_up_touches_nothing(run: WeightRun, live: LiveWeights, memory: Weights) -> None:
     live.warm_up()
     assert same(memory, run.weights(1))
+
+
+def test_a_delta_of_many_chunks_is_staged_where_no_further_thread_can_be_started(
+    run: WeightRun, live: LiveWeights, memory: Weights, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Full(ThreadPoolExecutor):
+        def submit(self, *given: Any, **named: Any) -> Any:
+            asked.append("a thread")
+            raise RuntimeError("can't start new thread")
+
+    request = ask(1, 2, deltas=[DeltaFiles(2, run.digest(2), run.delta(1, 2, target_bytes=1))])
+    assert len(request.deltas[0].chunks) > 1
+    monkeypatch.setattr(staging, "ThreadPoolExecutor", Full)
+    live.stage(request)
+    commit(live, 2)
+    assert asked
+    assert same(memory, run.weights(2))

@@ -49,11 +49,7 @@ def _stage(request: StageRequest, memory: Memory, digests: Digests, executor: Ex
     if request.checkpoint is not None:
         changes, before = stage_checkpoint(request.checkpoint, request, memory, executor)
     else:
-        with ThreadPoolExecutor(_READERS, "syncline-read") as readers:
-            deltas = [
-                Delta.parse(memory.table, request.tiling, _chunks(files), executor=readers) for files in request.deltas
-            ]
-        changes, before = memory.stage(deltas, executor=executor), digests
+        changes, before = memory.stage(_read(request, memory), executor=executor), digests
     after = _after(memory, before, changes)
     predicted = sum_of(after).hex
     if memory.layout.is_whole and predicted != request.target_digest:
@@ -62,6 +58,20 @@ def _stage(request: StageRequest, memory: Memory, digests: Digests, executor: Ex
             " nothing was written"
         )
     return Staged(changes, before, after)
+
+
+def _read(request: StageRequest, memory: Memory) -> list[Delta]:
+    def read(readers: Executor | None) -> list[Delta]:
+        table, tiling = memory.table, request.tiling
+        return [Delta.parse(table, tiling, _chunks(files), executor=readers) for files in request.deltas]
+
+    if any(len(files.chunks) > 1 for files in request.deltas):
+        try:
+            with ThreadPoolExecutor(_READERS, "syncline-read") as readers:
+                return read(readers)
+        except RuntimeError:  # no room for another thread: it goes without, or says what it has no room for
+            pass
+    return read(None)
 
 
 def stage_checkpoint(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from syncline.checkpoint import header_bytes
 from syncline.delta import CodecChoice, DeltaEncoder, EncodedDelta
+from syncline.wire.limits import CHUNK_TARGET_BYTES
 from syncline.wire.records import ChunkRef, Statistics, TilingPart
 from syncline.wire.tensors import TensorSpec, TensorTable
 
@@ -27,10 +28,11 @@ def encode_delta(
     sink: Callable[[ChunkRef, bytes], None],
     tiling: TilingPart = TILING,
     codec: str | None = None,
+    target_bytes: int = CHUNK_TARGET_BYTES,
 ) -> EncodedDelta:
     """The delta between two sets of weights; its chunks go to `sink`."""
     choice = CodecChoice(forced=codec) if codec else None
-    encoder = DeltaEncoder(table, tiling.tiling, nonce=nonce, sink=sink, choice=choice)
+    encoder = DeltaEncoder(table, tiling.tiling, nonce=nonce, sink=sink, choice=choice, target_bytes=target_bytes)
     for index, spec in enumerate(table.tensors):
         encoder.add(index, old[spec.name], new[spec.name])
     return encoder.finish()

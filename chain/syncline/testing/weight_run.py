@@ -17,6 +17,7 @@ from syncline.checkpoint import Checkpoint
 from syncline.delta import digest_tensor
 from syncline.testing.tables import TILING, Weights, encode_delta, no_changes, safetensors_bytes
 from syncline.wire.digest import Digest, total
+from syncline.wire.limits import CHUNK_TARGET_BYTES
 from syncline.wire.records import (
     AnchorBody,
     AnchorFile,
@@ -83,7 +84,9 @@ class WeightRun:
         self._digests.append(self._tensor_digests(weights))
         return self.newest
 
-    def delta(self, base: int, version: int, *, codec: str | None = None) -> list[Path]:
+    def delta(
+        self, base: int, version: int, *, codec: str | None = None, target_bytes: int = CHUNK_TARGET_BYTES
+    ) -> list[Path]:
         """The delta between two versions as chunk files, in order. A second call writes other files."""
         files: list[Path] = []
 
@@ -100,6 +103,7 @@ class WeightRun:
             sink=sink,
             tiling=self.tiling,
             codec=codec,
+            target_bytes=target_bytes,
         )
         return files
 
