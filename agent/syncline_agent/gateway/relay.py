@@ -20,8 +20,6 @@ from yarl import URL
 from syncline_agent.gateway.headers import forwarded
 from syncline_agent.gateway.settings import GatewaySettings
 
-IDLE_S = 2.0
-"""Below what engines keep an idle connection for (vLLM and SGLang 5 s): none is reused while it is being closed."""
 _NOT_UP = ("host", "content-length", "expect", "x-request-id")
 
 
@@ -48,7 +46,9 @@ class Engine:
         """Within a running loop; `close` in the end."""
         self._settings = settings
         self._base = URL(settings.engine_url)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+        # A connection a request: one that is kept may be closed by the engine as a request goes out on it, which cannot be told from an
+        # engine that died, and must not be asked twice.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._http = aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
