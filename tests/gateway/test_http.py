@@ -234,3 +234,24 @@ def test_requests_that_wait_are_bounded_in_number(tmp_path: Path) -> None:
             return status, got["error"]["code"]
 
     assert (503, "busy") == asyncio.run(go())
+
+
+def test_each_request_has_a_connection_to_the_engine_of_its_own(tmp_path: Path) -> None:
+    # A kept one may be closed by the engine as a request goes out on it: that looks like an engine that died.
+    came_from: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        came_from.append(request.transport.get_extra_info("peername"))
+        return web.json_response(ANSWER)
+
+    async def go() -> None:
+        async with open_lane(tmp_path, answer) as lane:
+            reader, writer = await connect(lane)  # the client's own is kept
+            for _ in range(3):
+                writer.write(post())
+                assert 200 == (await read_answer(reader))[0]
+            writer.close()
+
+    asyncio.run(go())
+    assert 3 == len(came_from) == len(set(came_from))
