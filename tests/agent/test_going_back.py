@@ -106,24 +106,13 @@ def test_a_version_vetoed_while_it_is_served_is_left(world: Any) -> None:
     world.follow(replica, 3)
 
 
-def test_a_version_vetoed_while_its_chunks_are_fetched_is_never_served(world: Any) -> None:
+@pytest.mark.parametrize("phase", [Phase.FETCH, Phase.COMMIT])
+def test_a_version_vetoed_while_it_is_fetched_or_staged_is_never_served(world: Any, phase: Phase) -> None:
     world.publish()
     replica = world.replica()
     world.follow(replica, 1)
     world.publish()
-    world.run(replica, lambda s: s.phase is Phase.FETCH)
-    mark_bad(world.reader, 2, "reward fell", clock=world.clock)
-    for _ in range(10):
-        world.pass_time(replica.node.follower.tick())
-        assert 1 == replica.serving.version
-
-
-def test_a_version_vetoed_while_it_is_staged_is_never_served(world: Any) -> None:
-    world.publish()
-    replica = world.replica()
-    world.follow(replica, 1)
-    world.publish()
-    world.run(replica, lambda s: s.phase is Phase.COMMIT)
+    world.run(replica, lambda s: s.phase is phase)
     mark_bad(world.reader, 2, "reward fell", clock=world.clock)
     for _ in range(10):
         world.pass_time(replica.node.follower.tick())
