@@ -221,7 +221,8 @@ class Fleet:
         """The agent's status once the engine serves a version and nothing is under way."""
 
         def served() -> dict[str, Any] | None:
-            status, applied = self.status(), self.status()["applied"]
+            status = self.status()  # once: between two looks a version may come
+            applied = status["applied"]
             there = applied is not None and (version, proven) == (applied["version"], applied["proven"])
             return status if there and status["in_service"] and status["phase"] == "Idle" else None
 

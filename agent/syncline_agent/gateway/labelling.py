@@ -12,7 +12,7 @@ from syncline_agent.gateway import refusals
 from syncline_agent.gateway.asking import Asked, BadBody, read_asked
 from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.door import Door, NotAdmitted, Pass
-from syncline_agent.gateway.labels import Label, label
+from syncline_agent.gateway.labels import Label, label, unknown
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.members import NotAnObject, read_object
 from syncline_agent.gateway.mirror import Mirror
@@ -139,8 +139,10 @@ class Labelling:
 
     async def _label(self, asked: Asked, tally: Tally, passed: Pass) -> Label:
         """All tokens have arrived; only now may the agent be asked."""
-        crossed = self._mirror.since(passed.place) if await self._mirror.fresh() else None
-        found = label(asked, tally.counts, passed.place, crossed, stamps=tally.stamps)
+        if await self._mirror.fresh():
+            found = label(asked, tally.counts, passed.place, self._mirror.since(passed.place), stamps=tally.stamps)
+        else:
+            found = unknown(f"the agent did not answer: {self._mirror.silence or 'it does again by now'}")
         for choice in found.choices:
             self._metrics.spans.observe(len(choice.spans or ()))
         if found.end is not None:

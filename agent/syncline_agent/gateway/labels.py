@@ -105,7 +105,7 @@ def label(
     """Of an answer to a request that was sent at `place` and has crossed these commits; `counts` are tokens by choice, `stamps`
     what an engine that counts for nobody says of them itself."""
     if crossed is None:
-        return unknown("the agent that saw the commits is gone, or did not answer")
+        return unknown("the agent that saw the commits is gone, or keeps no such old ones")
     if not crossed:
         return _undisturbed(asked, counts, place)
     if asked.choices == 0:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -23,6 +24,7 @@ class GatewayProcess:
             *("--node-dir", str(node_dir), *flags),
         ]
         self.port = 0
+        self._said: list[str] = []
         self.process = self._start()
 
     @property
@@ -49,21 +51,29 @@ class GatewayProcess:
         self.process = self._start()
 
     def stop(self) -> None:
+        """End it at once; what it logged is printed, for whoever reads of a test that failed."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        print("".join(self._said))
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [*self._command, "--port", str(self.port)], env=dict(os.environ), stderr=subprocess.PIPE, text=True
         )
         assert process.stderr is not None
-        lines: list[str] = []
-        for line in process.stderr:
-            lines.append(line)
+        lines = process.stderr
+        for line in lines:
+            self._said.append(line)
             found = re.search(r"address=\S+:(\d+)", line)
             if found:
                 self.port = int(found[1])
-                threading.Thread(target=process.stderr.read, daemon=True).start()
+                self._reader = threading.Thread(target=self._read_on, args=(lines,), daemon=True)
+                self._reader.start()
                 return process
-        raise AssertionError("the gateway ended before it listened:\n" + "".join(lines))
+        raise AssertionError("the gateway ended before it listened:\n" + "".join(self._said))
+
+    def _read_on(self, lines: IO[str]) -> None:
+        with lines:
+            self._said.extend(lines)
