@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from syncline.clock import SystemClock
 from syncline.logs import logger
@@ -16,7 +17,7 @@ from syncline_agent.engine import Crossing
 from syncline_agent.gateway.agent import Agent
 from syncline_agent.gateway.mirror import Mirror, Place
 from syncline_agent.lane.commits import CommitLog
-from syncline_agent.lane.face import listen_at
+from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.testing.lanes import AgentHere
 
 
@@ -156,5 +157,32 @@ def test_news_come_without_asking_and_a_silent_agent_is_noticed_and_its_return(t
             await here.start()
             while mirror.silence is not None:
                 await mirror.news(60)
+
+    asyncio.run(go())
+
+
+def test_a_question_that_is_lost_is_asked_again(tmp_path: Path) -> None:
+    async def go() -> None:
+        here = AgentHere(tmp_path / "gateway.sock")
+        here.find(1)
+        asked = 0
+
+        @web.middleware
+        async def lose_the_first(request: web.Request, handler: Handler) -> web.StreamResponse:
+            nonlocal asked
+            asked += 1
+            return web.Response(status=500) if asked == 1 else await handler(request)
+
+        face = make_face(here.report.read, here.commits, pins=here.pins, wake=lambda: None)
+        face.middlewares.append(lose_the_first)
+        runner = web.AppRunner(face)
+        await runner.setup()
+        await listen_at(runner, here.socket)
+        agent = Agent(here.socket)
+        mirror = Mirror(agent, clock=SystemClock(), state_seconds=0.05, log=logger("gateway"))
+        assert await mirror.fresh()
+        assert (2, 1, None) == (asked, mirror.now.seq, mirror.silence)
+        await agent.close()
+        await runner.cleanup()
 
     asyncio.run(go())

@@ -75,7 +75,8 @@ class Mirror:
         return [entry.crossing for entry in islice(self._kept, passed_over, None)]
 
     async def fresh(self) -> bool:
-        """Ask the agent for commits, from now on and not before; False when it did not answer. Calls share questions."""
+        """Ask the agent for commits, from now on and not before; False when it did not answer, asked twice. Calls share
+        questions."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
             asked = self._asking
@@ -114,7 +115,8 @@ class Mirror:
             await asyncio.sleep(self._state_seconds if self.silence is None else TROUBLE_S)
 
     async def _ask(self) -> bool:
-        return await self._try(lambda: self._read_page(0))
+        # Twice: one question that is lost, of thousands, must not cost every answer that waits for it its label.
+        return await self._try(lambda: self._read_page(0)) or await self._try(lambda: self._read_page(0))
 
     async def _ask_after(self, before: asyncio.Task[bool]) -> bool:
         await before
