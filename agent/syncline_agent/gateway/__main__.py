@@ -7,13 +7,13 @@ Every flag can be given as `SYNCLINE_GATEWAY_<FLAG>` in the environment; a flag 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from yarl import URL
 
 from syncline.clock import SystemClock, system_random
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logs(log_format=settings.log_format, level=settings.log_level, clock=clock)
     log = logger("gateway")
     try:
-        asyncio.run(serve(settings, clock=clock, randomness=system_random(), metrics=GatewayMetrics(), log=log))
+        uvloop.run(serve(settings, clock=clock, randomness=system_random(), metrics=GatewayMetrics(), log=log))
     except Rejected as error:
         print(f"syncline-gateway: {error}", file=sys.stderr)
         return 2
