@@ -1,75 +1,84 @@
 """Streams through the gateway beside the bare engine on the same machine in one run: tokens on time, latency that is added, memory.
 
-The engine is a process that paces its tokens and stamps each with the moment it was sent; a token is on time when it has arrived
-within one interval of its pace after that. Engine, gateway and clients are three processes. Targets: 99 % of 200 streams of 50
-tokens a second on time, 1 ms (p50) and 5 ms (p99) added, and memory that requests leave as it was.
+Engine, agent, gateway and clients are a process each; what they do beside the gateway is bare sockets, so that as little as may be of
+two cores is theirs. The engine says in each token when it was due and when it was sent. Bare and through the gateway take turns. A token
+is on time when it is here within one interval of its pace after it was due. Targets: 99 % of 200 streams of 50 tokens a second on
+time, 1 ms (p50) and 5 ms (p99) added, and memory that requests leave as it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any
 
-import aiohttp
-from bench.processes import Processes, answer, free_port
+from bench.lane.answers import Token
+from bench.lane.clients import Got, Order
+from bench.processes import Memory, Processes, answer, free_port
 from bench.results import save, variant
 
 TARGET_ON_TIME = 0.99
 TARGET_P50_MS, TARGET_P99_MS = 1.0, 5.0
 TOGETHER = 32
 """Short requests at once, where memory is looked at."""
+WAYS = ("bare", "gateway")
 
 
-async def read_stream(http: aiohttp.ClientSession, url: str, *, pace: float, tokens: int) -> list[float]:
-    """One stream; seconds from each token's sending until it was here."""
-    body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": tokens, "pace": pace}
-    late: list[float] = []
-    async with http.post(f"{url}/v1/completions", json=body) as got:
-        assert got.status == 200
-        async for line in got.content:
-            if line.startswith(b"data: {"):
-                now = monotonic()
-                late.append(now - json.loads(line[6:])["sent"])
-    return late
+@dataclass
+class Measured:
+    """Of one way, over all turns."""
+
+    tokens: list[Token] = field(default_factory=list[Token])
+    seconds: float = 0.0
+    """Of streams at their pace; so are the next."""
+    processor_s: dict[str, float] = field(default_factory=dict[str, float])
+    """By process."""
+    rates: list[float] = field(default_factory=list[float])
+    """Tokens a second, unpaced, by turn."""
+
+    def late(self) -> list[float]:
+        """Seconds from sent to here, in order."""
+        return sorted(here - sent for _, sent, here in self.tokens)
+
+    def on_time(self, pace: float) -> float:
+        return sum(here - due <= 1 / pace for due, _, here in self.tokens) / len(self.tokens)
 
 
-async def paced(url: str, *, streams: int, pace: float, seconds: float) -> list[float]:
-    """All tokens of so many streams, begun one after another within an interval."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+class Lane:
+    """The processes, and what clients get of them."""
 
-        async def one(number: int) -> list[float]:
-            await asyncio.sleep(number / streams / pace)
-            return await read_stream(http, url, pace=pace, tokens=int(pace * seconds))
+    def __init__(self, processes: Processes, folder: Path) -> None:
+        self._processes = processes
+        self._folder = folder
+        self.ports = {way: free_port() for way in WAYS}
+        engine = f"http://127.0.0.1:{self.ports['bare']}"
+        flags = ["--engine-url", engine, "--engine-kind", "vllm", "--node-dir", str(folder)]
+        self.parts: dict[str, Memory] = {
+            "engine": processes.start("bench.lane.upstream", [str(self.ports["bare"])]),
+            "agent": processes.start("bench.lane.agent", [str(folder)]),
+            "gateway": processes.start("syncline_agent.gateway", [*flags, "--port", str(self.ports["gateway"])]),
+        }
+        for part in self.parts.values():
+            part.stop()  # samples of memory that is not looked at would take a core's time
+        port = self.ports["gateway"]
+        processes.wait(lambda: (answer(port) or {}).get("ready"), what="the gateway", timeout_s=60, every_s=0.1)
 
-        return [late for of_one in await asyncio.gather(*map(one, range(streams))) for late in of_one]
-
-
-async def unpaced(url: str, *, streams: int, tokens: int) -> float:
-    """Tokens a second that all streams together carry."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        began = monotonic()
-        read = (read_stream(http, url, pace=0, tokens=tokens) for _ in range(streams))
-        got = sum(len(late) for late in await asyncio.gather(*read))
-        return got / (monotonic() - began)
-
-
-async def short(url: str, requests: int) -> None:
-    """Whole answers of one token."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-
-        async def some(number: int) -> None:
-            for _ in range(number):
-                async with http.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}) as got:
-                    assert got.status == 200
-                    await got.read()
-
-        await asyncio.gather(*(some(requests // TOGETHER) for _ in range(TOGETHER)))
+    def get(self, order: Order) -> tuple[Got, dict[str, float]]:
+        """What clients got, and processor seconds by process meanwhile."""
+        asked, got = self._folder / "order.json", self._folder / "got.json"
+        asked.write_text(json.dumps(asdict(order)), encoding="utf-8")
+        before = {name: part.processor_s for name, part in self.parts.items()}
+        ended = self._processes.run("bench.lane.clients", [str(asked), str(got)], timeout_s=600)
+        if ended != "done":
+            raise SystemExit(f"the clients: {ended}")
+        spent = {name: part.processor_s - before[name] for name, part in self.parts.items()}
+        told = json.loads(got.read_text(encoding="utf-8"))
+        return Got(**told), {**spent, "clients": told["processor_s"]}
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -77,74 +86,87 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench gateway", description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--pace", type=float, default=50.0, help="tokens a second of each")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long they stream")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long they stream, each turn")
+    parser.add_argument("--turns", type=int, default=5, help="each way")
+    parser.add_argument(
+        "--unpaced", type=int, default=1000, help="tokens of each stream where they come as they are taken"
+    )
     parser.add_argument("--requests", type=int, default=100_000, help="short ones, over which memory is looked at")
     given = parser.parse_args(arguments)
-    with TemporaryDirectory(prefix="syncline-gateway-") as name:
-        root = Path(name)
-        with Processes(root) as processes:
-            bare_port, gateway_port = free_port(), free_port()
-            processes.start("bench.lane.upstream", [name, str(bare_port)])
-            bare, through = f"http://127.0.0.1:{bare_port}", f"http://127.0.0.1:{gateway_port}"
-            memory = processes.start(
-                "syncline_agent.gateway",
-                ["--engine-url", bare, "--engine-kind", "vllm", "--node-dir", name, "--port", str(gateway_port)],
-            )
-            processes.wait(
-                lambda: (answer(gateway_port) or {}).get("ready"), what="the gateway", timeout_s=60, every_s=0.1
-            )
-            late: dict[str, list[float]] = {}
-            rate: dict[str, float] = {}
-            for which, url in (("bare", bare), ("gateway", through)):
-                asyncio.run(paced(url, streams=8, pace=given.pace, seconds=1))
-                late[which] = sorted(
-                    asyncio.run(paced(url, streams=given.streams, pace=given.pace, seconds=given.seconds))
-                )
-                rate[which] = asyncio.run(unpaced(url, streams=given.streams, tokens=200))
-            held: list[int] = []
-            for requests in (given.requests // 10, given.requests - given.requests // 10):
-                asyncio.run(short(through, requests))
-                memory.reset()
-                asyncio.run(short(through, TOGETHER))
-                held.append(memory.resident)
-            memory.stop()
-    save("gateway", _table(given, late, rate, held), _samples(late, rate, held), unlike=variant(parser, given))
+    measured = {way: Measured() for way in WAYS}
+    with TemporaryDirectory(prefix="syncline-gateway-") as name, Processes(Path(name)) as processes:
+        lane = Lane(processes, Path(name))
+        for way in WAYS:
+            lane.get(Order(lane.ports[way], 8, given.pace, int(given.pace)))
+        for _ in range(given.turns):
+            for way in WAYS:
+                _turn(lane, way, given, measured[way])
+        held: list[int] = []
+        for requests in (given.requests // 10, given.requests - given.requests // 10):
+            lane.get(Order(lane.ports["gateway"], TOGETHER, requests=requests))
+            lane.parts["gateway"].reset()
+            lane.get(Order(lane.ports["gateway"], TOGETHER, requests=TOGETHER))
+            held.append(lane.parts["gateway"].resident)
+    save("gateway", _table(given, measured, held), _samples(measured, held), unlike=variant(parser, given))
+
+
+def _turn(lane: Lane, way: str, given: argparse.Namespace, into: Measured) -> None:
+    port = lane.ports[way]
+    got, spent = lane.get(Order(port, given.streams, given.pace, int(given.pace * given.seconds)))
+    into.tokens += got.tokens
+    into.seconds += got.seconds
+    for name, seconds in spent.items():
+        into.processor_s[name] = into.processor_s.get(name, 0.0) + seconds
+    got, _ = lane.get(Order(port, given.streams, tokens=given.unpaced))
+    into.rates.append(len(got.tokens) / got.seconds)
 
 
 def _at(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def _on_time(values: Sequence[float], pace: float) -> float:
-    return sum(value <= 1 / pace for value in values) / len(values)
-
-
-def _table(given: argparse.Namespace, late: dict[str, list[float]], rate: dict[str, float], held: list[int]) -> str:
+def _table(given: argparse.Namespace, measured: dict[str, Measured], held: list[int]) -> str:
+    bare, through = (measured[way] for way in WAYS)
+    cores = len(os.sched_getaffinity(0))
+    turns = f"{given.turns} turns of {given.seconds:g} s and {len(bare.tokens)} tokens each way"
     lines = [
-        f"{given.streams} streams of {given.pace:g} tokens a second, {given.seconds:g} s, {len(late['bare'])} tokens each way",
+        f"{given.streams} streams of {given.pace:g} tokens a second; {turns}",
         "",
-        f"{'':36}{'bare':>10}{'gateway':>10}{'added':>10}  target",
+        f"{'':40}{'bare':>10}{'gateway':>10}{'added':>10}  target",
+        f"{'tokens on time':40}{bare.on_time(given.pace):10.2%}{through.on_time(given.pace):10.2%}{'':10}  >= {TARGET_ON_TIME:.0%}",
     ]
-    shares = {which: _on_time(values, given.pace) for which, values in late.items()}
-    lines.append(
-        f"{'tokens on time':36}{shares['bare']:10.2%}{shares['gateway']:10.2%}{'':10}  >= {TARGET_ON_TIME:.0%}"
-    )
+    late = [one.late() for one in (bare, through)]
     for share, target in ((0.5, TARGET_P50_MS), (0.99, TARGET_P99_MS)):
-        bare, through = (_at(late[which], share) * 1e3 for which in ("bare", "gateway"))
-        lines.append(
-            f"{f'ms from sent to here, p{share * 100:g}':36}{bare:10.2f}{through:10.2f}{through - bare:10.2f}  <= {target:g} added"
-        )
-    lines.append(f"{'tokens a second, unpaced':36}{rate['bare']:10.0f}{rate['gateway']:10.0f}")
+        one, other = (_at(values, share) * 1e3 for values in late)
+        what = f"ms from sent to here, p{share * 100:g}"
+        lines.append(f"{what:40}{one:10.2f}{other:10.2f}{other - one:10.2f}  <= {target:g} added")
+    behind = [_at(sorted(sent - due for due, sent, _ in one.tokens), 0.99) * 1e3 for one in (bare, through)]
+    lines.append(f"{'ms from due to sent by the engine, p99':40}{behind[0]:10.2f}{behind[1]:10.2f}")
+    best = [max(one.rates) for one in (bare, through)]
+    lines.append(f"{'tokens a second, unpaced, best turn':40}{best[0]:10.0f}{best[1]:10.0f}")
+    lines += ["", f"of {cores} cores at that pace; microseconds a token"]
+    for name in through.processor_s:
+        shares = [
+            f"{one.processor_s[name] / one.seconds / cores:8.1%}{one.processor_s[name] / len(one.tokens) * 1e6:8.1f}"
+            for one in (bare, through)
+        ]
+        lines.append(f"  {name:18}{'':10}{''.join(f'{share:>20}' for share in shares)}")
     first, last = (value / 1e6 for value in held)
-    lines.append(
-        f"resident MB after {given.requests // 10} and {given.requests} requests: {first:.1f}, {last:.1f}  (flat)"
-    )
+    lines += [
+        "",
+        f"resident MB after {given.requests // 10} and {given.requests} requests: {first:.1f}, {last:.1f}  (flat)",
+    ]
     return "\n".join(lines)
 
 
-def _samples(late: dict[str, list[float]], rate: dict[str, float], held: list[int]) -> dict[str, Any]:
-    quantiles = {
-        which: {f"p{share * 100:g}": _at(values, share) for share in (0.5, 0.9, 0.99, 0.999, 1.0)}
-        for which, values in late.items()
-    }
-    return {"seconds": quantiles, "tokens_a_second": rate, "resident_bytes": held}
+def _samples(measured: dict[str, Measured], held: list[int]) -> dict[str, Any]:
+    return {
+        way: {
+            "seconds_late": {f"p{share * 100:g}": _at(one.late(), share) for share in (0.5, 0.9, 0.99, 0.999, 1.0)},
+            "tokens": len(one.tokens),
+            "seconds": one.seconds,
+            "processor_s": one.processor_s,
+            "unpaced_tokens_a_second": one.rates,
+        }
+        for way, one in measured.items()
+    } | {"resident_bytes": held}

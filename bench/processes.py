@@ -90,7 +90,7 @@ class Processes:
 
 class Memory:
     """Peak memory of one process since `reset`, in bytes: resident as the kernel counted it, and without files that it
-    maps, sampled."""
+    maps, sampled; and its time on a processor."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -108,7 +108,14 @@ class Memory:
     def resident(self) -> int:
         return self._read("VmHWM")
 
+    @property
+    def processor_s(self) -> float:
+        """What the process has had of a processor since it was started, of the kernel's work for it, too."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
+        """No more samples; the rest can be asked for all the same."""
         self._stop.set()
         self._thread.join()
 
