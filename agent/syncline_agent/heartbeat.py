@@ -23,7 +23,8 @@ from syncline.errors import NotFound, StoreDenied, SynclineError
 from syncline.logs import logger
 from syncline.store.base import WeightStore
 from syncline.store.keys import ViewKeys
-from syncline.wire.records import ConsumerRecord
+from syncline.wire.records import ConsumerRecord, GatewayPart
+from syncline_agent.lane.advertised import Advertised
 from syncline_agent.leases import Leases
 from syncline_agent.status import Status
 
@@ -31,6 +32,7 @@ DENIED_RETRY_SECONDS = 600.0
 CLOCK_SECONDS = 120.0
 """How often the store's clock is looked at."""
 TEXT_MAX = 1000
+POD_MAX = 253
 UNWRITTEN = "not written yet"
 LOOK_SECONDS = 60.0
 """How often it is looked whether another agent writes this node's heartbeat."""
@@ -87,8 +89,11 @@ class Heart:
         clock: Clock,
         random: random.Random,
         log: FilteringBoundLogger | None = None,
+        gateway: Callable[[], Advertised | None] = lambda: None,
     ) -> None:
+        """`gateway` is where trainers reach the engine, and its load."""
         self._store = store
+        self._gateway = gateway
         self._log = log or logger("agent")
         self._status = status
         self._settings = settings
@@ -113,7 +118,7 @@ class Heart:
         self._leases.renew()
         status = self._status()
         now = self._clock.monotonic()
-        changed = _signature(status) != self._told and now - self._told_at >= self._settings.at_least_seconds
+        changed = self._signature(status) != self._told and now - self._told_at >= self._settings.at_least_seconds
         if now >= self._due or changed:
             self.beat(status)
         return min(1.0, self._settings.every_seconds, self._settings.lease_ttl_seconds / 6)
@@ -134,7 +139,7 @@ class Heart:
             self._look_for_another(key)
             self._written = None  # whatever comes of the next line
             etag = self._store.put(key, self._record(status, leaving).encode())
-            self._told, self._told_at = _signature(status), self._clock.monotonic()
+            self._told, self._told_at = self._signature(status), self._clock.monotonic()
             self._look_at_the_clock(key)
             self._written = _Written(key, etag, self.time.now())
             self._say(
@@ -209,22 +214,30 @@ class Heart:
             apply_path=status.apply_path.value if status.apply_path else "none",
             error=status.error[:TEXT_MAX] if status.error else None,
             leaving=leaving,
+            gateway=self._beside(status),
+        )
+
+    def _beside(self, status: Status) -> GatewayPart | None:
+        said, engine = self._gateway(), status.engine
+        if said is None:
+            return None
+        pod = None if engine is None or engine.pod is None else engine.pod[:POD_MAX]
+        return GatewayPart(url=said.url, pod=pod, waiting=said.waiting, at_engine=said.at_engine)
+
+    def _signature(self, status: Status) -> tuple[object, ...]:
+        """What other parts act on, and so should hear of soon."""
+        applied, said = status.applied, self._gateway()
+        return (
+            status.run,
+            status.view,
+            applied and (applied.version, applied.lineage),
+            status.in_service,
+            status.boot,
+            status.pinned,
+            said and said.url,
         )
 
 
 def _path(status: Status) -> tuple[str, str, str, str]:
     identity = status.identity
     return identity.cluster, identity.namespace, identity.pool, identity.node
-
-
-def _signature(status: Status) -> tuple[object, ...]:
-    """What other parts act on, and so should hear of soon."""
-    applied = status.applied
-    return (
-        status.run,
-        status.view,
-        applied and (applied.version, applied.lineage),
-        status.in_service,
-        status.boot,
-        status.pinned,
-    )

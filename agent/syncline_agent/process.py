@@ -26,6 +26,7 @@ from syncline_agent.engine import Engine
 from syncline_agent.fetch import Fetcher, Source
 from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
+from syncline_agent.lane.advertised import Advertising
 from syncline_agent.lane.commits import CommitLog
 from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.lane.pins import Pins
@@ -68,8 +69,15 @@ class Node:
         self.checkpoint = NodeCheckpoint(self.files, log, executor=pool, streams=workers or 1)
         identity = Identity(settings.cluster, settings.namespace, settings.pool, settings.node)
         self.reporter = Reporter(identity, metrics, log)
+        self.advertising = Advertising(clock)
         self.heart = Heart(
-            consumers, self.reporter.read, settings=settings.heart, clock=clock, random=_derived(random), log=log
+            consumers,
+            self.reporter.read,
+            settings=settings.heart,
+            clock=clock,
+            random=_derived(random),
+            log=log,
+            gateway=self.advertising.now,
         )
         self.pins = Pins(clock)
         self.follower = Follower(
@@ -163,6 +171,7 @@ async def serve(
     app = make_app(
         node.reporter.read,
         heartbeats=lambda: node.heart.state,
+        gateway=node.advertising.now,
         alive=lambda: machines[0].alive,
         sweep=node.engine.sweep,
         registry=metrics.registry,
@@ -170,7 +179,9 @@ async def serve(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     # Whoever waits for a commit there need not be waited for.
-    answers = make_face(node.reporter.read, commits, pins=node.pins, wake=machines[0].wake)
+    answers = make_face(
+        node.reporter.read, commits, pins=node.pins, wake=machines[0].wake, advertising=node.advertising
+    )
     face = web.AppRunner(answers, access_log=None, shutdown_timeout=0.5)
     await face.setup()
     stop = asyncio.Event()

@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from syncline.errors import Corrupt, SynclineError
 from syncline_agent.engine import Applied
+from syncline_agent.lane.advertised import Advertised
 from syncline_agent.status import Status
 
 
@@ -30,11 +31,14 @@ def make_app(
     alive: Callable[[], bool],
     sweep: Callable[[], Applied],
     registry: CollectorRegistry,
+    gateway: Callable[[], Advertised | None] = lambda: None,
 ) -> web.Application:
     """Routes over what is handed in; starts nothing."""
 
     async def show_status(_request: web.Request) -> web.Response:
-        body = status().to_json(heartbeats=heartbeats())
+        beside = gateway()
+        said = None if beside is None else dataclasses.asdict(beside)
+        body = {**status().to_json(heartbeats=heartbeats()), "gateway": said}
         return web.json_response(body, dumps=lambda value: json.dumps(value, indent=2))
 
     async def show_metrics(_request: web.Request) -> web.Response:

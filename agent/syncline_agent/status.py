@@ -25,6 +25,7 @@ the operator.
     bytes_by_source  {source: bytes} since the agent started
     source_heads     {source: newest version that it holds, or null while it does not say}; empty with one source
     retries          {reason: count} since the agent started; "corrupt": chunks that did not hash to their name
+    gateway          {url, waiting, at_engine} of the gateway beside this agent that says where it is reached, or null
     heartbeats       "on", or why they are off, late, or shared: another agent writes under this node's name
     error            what keeps this node from its target, or null
     failures         failures in a row

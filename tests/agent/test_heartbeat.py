@@ -18,10 +18,11 @@ from syncline.store.faulty import Fault, FaultKind, FaultyStore, RandomFaults, S
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
 from syncline.wire.limits import RECORD_MAX_BYTES
-from syncline.wire.records import ConsumerRecord, LeaseRecord
+from syncline.wire.records import ConsumerRecord, GatewayPart, LeaseRecord
 from syncline_agent.engine import Applied
 from syncline_agent.heartbeat import Heart, HeartSettings
 from syncline_agent.lag import Lag
+from syncline_agent.lane.advertised import Advertised
 from syncline_agent.status import Identity, Status
 
 LINEAGE = "ab" * 16
@@ -292,3 +293,27 @@ def test_lag_grows_while_the_store_is_silent() -> None:
     assert 25.0 == lag.seconds()
     lag.head_read(node.clock.now())
     assert 0.0 == lag.seconds()
+
+
+def test_a_heartbeat_names_the_gateway_and_its_load_and_hears_soon_that_it_came_or_went() -> None:
+    node = Node()
+    beside: list[Advertised] = []
+    heart = Heart(
+        node.memory,
+        lambda: node.status,
+        settings=SETTINGS,
+        clock=node.clock,
+        random=random.Random(1),
+        gateway=lambda: beside[0] if beside else None,
+    )
+    heart.tick()
+    assert node.record().gateway is None
+    assert b"gateway" not in node.record().encode()  # as it was written before gateways said where they are
+    beside.append(Advertised("http://10.0.0.3:8100", 1, 4))
+    node.pass_time(2)
+    heart.tick()
+    assert GatewayPart(url="http://10.0.0.3:8100", pod=None, waiting=1, at_engine=4) == node.record().gateway
+    beside.clear()
+    node.pass_time(2)
+    heart.tick()
+    assert node.record().gateway is None

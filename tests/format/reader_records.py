@@ -157,6 +157,9 @@ FIELDS: dict[str, dict[str, Check]] = {
     | {"error": null_or(text), "leaving": boolean},
     "lease": {"lineage": hexed(16), "owner": text, "ttl_ms": count, "version": null_or(version)},
 }
+GATEWAY = fields(
+    url=string(900, r"https?://[^/@?#\s]+(/[^/@?#\s]+)*"), pod=null_or(string(253)), waiting=count, at_engine=count
+)
 LARGE = {"version", "anchor", "skip", "tensors"}
 
 
@@ -176,6 +179,8 @@ def record(key: str, data: bytes, kind: str, **expected: Any) -> dict[str, Any]:
     )
     need(depth(value) <= 16, key, "nested too deep")
     checks = {"check": hexed(8), "format": exactly("syncline/1"), "kind": exactly(kind)} | FIELDS[kind]
+    if kind == "consumer" and "gateway" in value:
+        checks |= {"gateway": GATEWAY}
     need(value.keys() == checks.keys(), key, f"fields {sorted(value.keys() ^ checks.keys())} are unknown or missing")
     for field, check in checks.items():
         need(check(value[field]), key, f"field {field} does not hold")

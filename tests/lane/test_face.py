@@ -16,6 +16,7 @@ from syncline.clock import ManualClock
 from syncline.errors import Rejected
 from syncline.metrics import Metrics
 from syncline_agent.engine import Applied, Crossing
+from syncline_agent.lane.advertised import Advertised, Advertising
 from syncline_agent.lane.commits import CommitLog
 from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.lane.pins import Pins
@@ -33,11 +34,13 @@ def ask(
     *,
     pins: Pins | None = None,
     wake: Callable[[], None] = lambda: None,
+    advertising: Advertising | None = None,
 ) -> Any:
     """What `what` finds at a face of these parts."""
 
     async def go() -> Any:
-        face = make_face(report.read, commits, pins=pins or Pins(ManualClock()), wake=wake)
+        heard = advertising or Advertising(ManualClock())
+        face = make_face(report.read, commits, pins=pins or Pins(ManualClock()), wake=wake, advertising=heard)
         runner = web.AppRunner(face, access_log=None)
         await runner.setup()
         try:
@@ -194,3 +197,43 @@ def test_a_pin_of_no_time_is_refused(tmp_path: Path, report: Reporter, seconds: 
     code, message = ask(tmp_path / "gateway.sock", CommitLog("a1"), report, pin)
     assert 400 == code
     assert "seconds must be a number above 0" in message
+
+
+def test_a_gateway_says_where_it_is_reached_until_it_withdraws_or_falls_silent(
+    tmp_path: Path, report: Reporter
+) -> None:
+    clock = ManualClock()
+    advertising = Advertising(clock)
+    said = {"url": "http://10.0.0.3:8100", "waiting": 2, "at_engine": 5}
+
+    async def what(session: ClientSession) -> list[int]:
+        found: list[int] = []
+        wrong = ("http://user@10.0.0.3", "ftp://x", "http://x?y", "10.0.0.3:80", "http://x/../y z", 7)
+        for body in (
+            *(said | {"url": url} for url in wrong),
+            said | {"waiting": -1},
+            said | {"at_engine": True},
+            {},
+            [],
+        ):
+            async with session.put("/v1/gateway", json=body) as answer:
+                found.append(answer.status)
+        assert advertising.now() is None
+        async with session.put("/v1/gateway", json=said) as answer:
+            found.append(answer.status)
+        return found
+
+    assert [400] * 10 + [204] == ask(tmp_path / "g.sock", CommitLog("a1"), report, what, advertising=advertising)
+    assert Advertised("http://10.0.0.3:8100", 2, 5) == advertising.now()
+    clock.advance(14.9)
+    assert advertising.now() is not None
+    clock.advance(0.2)
+    assert advertising.now() is None
+    advertising.hear(Advertised("http://10.0.0.3:8100", 0, 0))
+
+    async def withdraw(session: ClientSession) -> int:
+        async with session.delete("/v1/gateway") as answer:
+            return answer.status
+
+    assert 204 == ask(tmp_path / "h.sock", CommitLog("a1"), report, withdraw, advertising=advertising)
+    assert advertising.now() is None

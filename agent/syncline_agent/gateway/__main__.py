@@ -19,6 +19,7 @@ from yarl import URL
 from syncline.clock import SystemClock, system_random
 from syncline.errors import Rejected
 from syncline.logs import LEVELS, logger, set_up_logs
+from syncline.wire.records import is_gateway_url
 from syncline_agent.flags import check_socket_path, port, seconds, whole
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.process import serve
@@ -44,6 +45,13 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
     flag("node-dir", None, "the agent's --node-dir, where gateway.sock is", metavar="DIR")
     flag("host", usual.host, "address that clients call")
     flag("port", "0", "their port; 0 takes a free one and logs it", type=port)
+    flag(
+        "advertise",
+        "",
+        "where trainers reach this gateway: told in the node's heartbeat, for `syncline route`",
+        metavar="URL",
+        type=_advertised,
+    )
     flag("open", "", "more of the engine's paths that clients may call, separated by spaces", metavar="PATHS")
     flag("wait-seconds", "10", "how long a request waits for its version where it does not say", type=seconds)
     flag("most-wait-seconds", "600", "how long it may ask to wait", type=seconds)
@@ -68,6 +76,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
         socket=socket,
         host=given.host,
         port=given.port,
+        advertise=given.advertise or None,
         open_paths=open_paths,
         wait_seconds=given.wait_seconds,
         most_wait_seconds=given.most_wait_seconds,
@@ -104,6 +113,12 @@ def _url(text: str) -> str:
     if url.scheme not in ("http", "https") or not url.host or url.path not in ("", "/") or url.query_string:
         raise argparse.ArgumentTypeError(f"{text!r} is no engine's address; give http://host:port")
     return str(url.origin())
+
+
+def _advertised(text: str) -> str:
+    if text and not is_gateway_url(text.rstrip("/")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address of a gateway; give http://host:port")
+    return text.rstrip("/")
 
 
 def _kind(text: str) -> Kind:

@@ -84,6 +84,14 @@ class Agent:
         granted = await self._ask("POST", "/v1/pins", {"seconds": f"{seconds:.3f}"}, refused=409)
         return None if granted is None else int(granted["pin"])
 
+    async def advertise(self, url: str, *, waiting: int, at_engine: int) -> None:
+        """Say where this gateway is reached, and its load; for some seconds."""
+        await self._ask("PUT", "/v1/gateway", said={"url": url, "waiting": waiting, "at_engine": at_engine})
+
+    async def withdraw(self) -> None:
+        """It is not reached there any more."""
+        await self._ask("DELETE", "/v1/gateway")
+
     async def give_back(self, pin: int) -> None:
         await self._ask("DELETE", f"/v1/pins/{pin}")
 
@@ -95,10 +103,11 @@ class Agent:
         *,
         seconds: float = QUICK_S,
         refused: int | None = None,
+        said: Mapping[str, Any] | None = None,
     ) -> Any:
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._http.request(method, path, params=query, timeout=timeout) as answer:
+            async with self._http.request(method, path, params=query, json=said, timeout=timeout) as answer:
                 if answer.status == refused:
                     return None
                 if answer.status not in (200, 201, 204):

@@ -12,6 +12,7 @@ from aiohttp import web
 from structlog.typing import FilteringBoundLogger
 
 from syncline.clock import Clock
+from syncline_agent.gateway.advertising import advertised
 from syncline_agent.gateway.agent import Agent
 from syncline_agent.gateway.door import Door
 from syncline_agent.gateway.labelling import Labelling
@@ -56,7 +57,9 @@ async def running(
     following = asyncio.create_task(mirror.follow())
     try:
         await runner.setup()
-        yield await listen(runner, settings.host, settings.port)
+        address = await listen(runner, settings.host, settings.port)
+        async with advertised(settings.advertise, agent, metrics=metrics, log=log):
+            yield address
     finally:
         await runner.cleanup()
         await door.close()

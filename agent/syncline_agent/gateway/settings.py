@@ -19,6 +19,8 @@ class GatewaySettings:
     """The agent's `gateway.sock`."""
     host: str = "127.0.0.1"
     port: int = 0
+    advertise: str | None = None
+    """Where clients outside of this node reach it; None tells nobody."""
     open_paths: Sequence[str] = ()
     """More of the engine's paths that clients may call, passed on as they are."""
     wait_seconds: float = 10.0

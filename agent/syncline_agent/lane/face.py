@@ -15,7 +15,9 @@ from typing import Any
 from aiohttp import web
 
 from syncline.errors import Rejected
+from syncline.wire.records import is_gateway_url
 from syncline_agent.engine import Applied
+from syncline_agent.lane.advertised import Advertised, Advertising
 from syncline_agent.lane.commits import CommitLog, Noted, Page
 from syncline_agent.lane.pins import MOST_PIN_S, Pins
 from syncline_agent.status import Status
@@ -25,7 +27,12 @@ MOST_WAIT_S = 60.0
 
 
 def make_face(
-    status: Callable[[], Status], commits: CommitLog, *, pins: Pins, wake: Callable[[], None]
+    status: Callable[[], Status],
+    commits: CommitLog,
+    *,
+    pins: Pins,
+    wake: Callable[[], None],
+    advertising: Advertising,
 ) -> web.Application:
     """Routes over what is handed in; starts nothing. `wake` has the follower look at once."""
 
@@ -65,12 +72,26 @@ def make_face(
         pins.give_back(int(request.match_info["pin"]))
         return web.Response(status=204)
 
+    async def advertise(request: web.Request) -> web.Response:
+        try:
+            said = _advertised(await request.json())
+        except (ValueError, KeyError, TypeError):
+            return _refused(400, "give url (http://host:port), and waiting and at_engine as counts")
+        advertising.hear(said)
+        return web.Response(status=204)
+
+    async def withdraw(_request: web.Request) -> web.Response:
+        advertising.forget()
+        return web.Response(status=204)
+
     app = web.Application()
     app.router.add_get("/v1/state", show_state)
     app.router.add_get("/v1/commits", show_commits)
     app.router.add_post("/v1/wake", look)
     app.router.add_post("/v1/pins", pin)
     app.router.add_delete(r"/v1/pins/{pin:\d{1,18}}", give_back)
+    app.router.add_put("/v1/gateway", advertise)
+    app.router.add_delete("/v1/gateway", withdraw)
     return app
 
 
@@ -128,6 +149,14 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise ValueError(f"{name}={text[:40]} is no whole number")
     return int(text)
+
+
+def _advertised(told: Any) -> Advertised:
+    """ValueError, KeyError or TypeError for what is no such thing."""
+    waiting, at_engine = told["waiting"], told["at_engine"]
+    if not is_gateway_url(told["url"]) or any(type(n) is not int or not 0 <= n < 2**31 for n in (waiting, at_engine)):
+        raise ValueError
+    return Advertised(told["url"], waiting, at_engine)
 
 
 def _state(status: Status, commits: CommitLog) -> dict[str, Any]:

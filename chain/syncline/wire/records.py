@@ -7,6 +7,7 @@ Every field is always written (null where there is none) and unknown fields are 
 from __future__ import annotations
 
 import base64
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from blake3 import blake3
@@ -67,9 +68,13 @@ class Record(Part):
 
     max_bytes: ClassVar[int] = RECORD_MAX_BYTES
 
+    def fields(self) -> dict[str, Any]:
+        """Every field but `check`, as it is written."""
+        return self.model_dump(mode="json")
+
     def unchecked_bytes(self) -> bytes:
         """Canonical bytes with an empty `check`: what the check covers."""
-        return canonical.encode(self.model_dump(mode="json") | {CHECK: ""})
+        return canonical.encode(self.fields() | {CHECK: ""})
 
     def encode(self) -> bytes:
         """Canonical bytes. FormatInvalid when they exceed the record's bound.
@@ -79,7 +84,7 @@ class Record(Part):
         """
         unchecked = self.unchecked_bytes()
         check = blake3(unchecked).hexdigest()[:CHECK_DIGITS]
-        data = canonical.encode(self.model_dump(mode="json") | {CHECK: check})
+        data = canonical.encode(self.fields() | {CHECK: check})
         if len(data) > self.max_bytes:
             raise FormatInvalid(f"a {type(self).__name__} of {len(data)} bytes is beyond {self.max_bytes}")
         return data
@@ -310,6 +315,34 @@ class VetoRecord(Record):
     created_ms: Millis
 
 
+_GATEWAY_URL = re.compile(
+    r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?(/[A-Za-z0-9._~-]{1,63}){0,8}"
+)
+
+
+def is_gateway_url(url: object) -> bool:
+    """Whether requests may be sent there: http://host:port, perhaps with a path, and nothing that could stand for somebody else."""
+    return isinstance(url, str) and _GATEWAY_URL.fullmatch(url) is not None
+
+
+def _gateway_url(url: str) -> str:
+    if not is_gateway_url(url):
+        raise ValueError(f"{url!r} is not http://host:port")
+    return url
+
+
+class GatewayPart(Part):
+    """The gateway beside a node's engine: where trainers reach it."""
+
+    url: Annotated[str, AfterValidator(_gateway_url)]
+    pod: Annotated[str, StringConstraints(max_length=253)] | None
+    """The engine's own name."""
+    waiting: Count
+    """Requests that wait for a version."""
+    at_engine: Count
+    """Requests that the engine works on."""
+
+
 class ConsumerRecord(Record):
     """`consumers/…/<node>.json`: a node's heartbeat. Fresh while the store's clock is within `ttl_ms` of the object's age."""
 
@@ -334,6 +367,14 @@ class ConsumerRecord(Record):
     error: Text | None
     leaving: bool
     """The node said goodbye."""
+    gateway: GatewayPart | None = None
+    """Left out where there is none: who reads the record as it was before gateways told where they are still reads it then."""
+
+    def fields(self) -> dict[str, Any]:
+        told = super().fields()
+        if self.gateway is None:
+            del told["gateway"]
+        return told
 
 
 class LeaseRecord(Record):
