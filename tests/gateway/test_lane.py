@@ -65,7 +65,9 @@ def test_an_answer_says_its_version_and_everything_else_passes_untouched(tmp_pat
                 for name in ("x-syncline-version-start", "x-syncline-version-end", "X-Engine", "X-Hop")
             )
             asked = lane.engine.asked[0]
-            assert ASK | {"unknown": {"weight_version": {"min": 9}}} == json.loads(lane.engine.bodies[0])
+            sent = json.loads(lane.engine.bodies[0])
+            assert sent.pop("cache_salt").startswith("syncline-")
+            assert ASK | {"unknown": {"weight_version": {"min": 9}}} == sent
             assert ("kept", None) == (asked.headers.get("x-custom"), asked.headers.get("x-syncline-max-lag"))
             assert asked.headers["X-Request-Id"].startswith("mine-")
             assert asked.headers["X-Request-Id"] == label["request_id"] == headers["X-Request-Id"]

@@ -28,16 +28,26 @@ def test_the_environment_says_it_too_and_a_flag_wins() -> None:
         "SYNCLINE_GATEWAY_ENGINE_KIND": "sglang",
         "SYNCLINE_GATEWAY_OPEN": "/tokenize /detokenize",
         "SYNCLINE_GATEWAY_WAIT_SECONDS": "3",
+        "SYNCLINE_GATEWAY_KV_REUSE": "sessions",
         "SYNCLINE_PORT": "7",
     }
     told = parse_settings(["--wait-seconds", "4"], environ)
-    assert ("http://engine:1", Path("here/gateway.sock"), Kind.SGLANG, ("/tokenize", "/detokenize"), 4.0, 0) == (
+    assert (
+        "http://engine:1",
+        Path("here/gateway.sock"),
+        Kind.SGLANG,
+        ("/tokenize", "/detokenize"),
+        4.0,
+        0,
+        "sessions",
+    ) == (
         told.engine_url,
         told.socket,
         told.engine_kind,
         told.open_paths,
         told.wait_seconds,
         told.port,
+        told.kv_reuse,
     )
 
 
@@ -51,6 +61,7 @@ def test_the_environment_says_it_too_and_a_flag_wins() -> None:
         ([*GIVEN, "--node-dir", "x" * 120], "has at most 107"),
         ([*GIVEN, "--open", "sleep"], "argument --open: 'sleep' is no path"),
         ([*GIVEN, "--port", "70000"], "--port"),
+        ([*GIVEN, "--kv-reuse", "always"], "'always' is none of never, sessions"),
         ([*GIVEN, "--pin-seconds", "0"], "--pin-seconds"),
     ],
 )

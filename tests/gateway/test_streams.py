@@ -391,7 +391,9 @@ def test_sglang_s_own_route_is_labelled_while_no_commit_comes(tmp_path: Path) ->
         async with open_lane(tmp_path, answer, kind=Kind.SGLANG) as lane:
             body = {"text": "x", "rid": "mine", "stream": True, "weight_version": {"min": 7}}
             told = [event async for event in events_of(lane, body, "/generate")]
-            assert {"text": "x", "rid": "mine", "stream": True} == json.loads(lane.engine.bodies[0])
+            sent = json.loads(lane.engine.bodies[0])
+            assert sent.pop("extra_key").startswith("syncline-")
+            assert {"text": "x", "rid": "mine", "stream": True} == sent
             return told
 
     told = asyncio.run(go())

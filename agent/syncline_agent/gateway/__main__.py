@@ -21,6 +21,7 @@ from syncline.errors import Rejected
 from syncline.logs import LEVELS, logger, set_up_logs
 from syncline.wire.records import is_gateway_url
 from syncline_agent.flags import check_socket_path, port, seconds, whole
+from syncline_agent.gateway.isolation import KvReuse
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.process import serve
 from syncline_agent.gateway.routes import Kind
@@ -57,6 +58,9 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
     flag("most-wait-seconds", "600", "how long it may ask to wait", type=seconds)
     flag("most-waiting", "1024", "requests that wait at once", type=whole(1))
     flag("pin-seconds", "30", "how long a request for one version keeps commits out at most", type=seconds)
+    flag(
+        "kv-reuse", "never", "what may be reused of older versions' keys and values: never, or sessions", type=_kv_reuse
+    )
     flag("most-body-mib", "32", "largest body of a request that is read here", type=whole(1))
     flag("most-answer-mib", "64", "largest whole answer that is labelled", type=whole(1))
     flag("head-seconds", "60", "what a client has for a request's head, and an idle connection", type=seconds)
@@ -82,6 +86,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
         most_wait_seconds=given.most_wait_seconds,
         most_waiting=given.most_waiting,
         pin_seconds=given.pin_seconds,
+        kv_reuse=given.kv_reuse,
         most_body_bytes=given.most_body_mib * MIB,
         most_answer_bytes=given.most_answer_mib * MIB,
         head_seconds=given.head_seconds,
@@ -126,6 +131,13 @@ def _kind(text: str) -> Kind:
         return Kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(Kind)}") from None
+
+
+def _kv_reuse(text: str) -> KvReuse:
+    try:
+        return KvReuse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KvReuse)}") from None
 
 
 def _path(text: str) -> str:

@@ -1,8 +1,9 @@
 """A request's body as the engine gets it, and what has to be known of it when the answer comes. Pure.
 
-Taken out: `weight_version`, and an id of the caller's (the gateway's own is sent as X-Request-Id, with the caller's in
-front). Put in: `return_token_ids` where tokens cannot be counted without; what the engine then says more is taken out of the
-answer again. Every other byte stays.
+Taken out: `weight_version`, an id of the caller's (the gateway's own is sent as X-Request-Id, with the caller's in front),
+and its name for keys and values (isolation.py puts another in its place when the request is let in). Put in:
+`return_token_ids` where tokens cannot be counted without; what the engine then says more is taken out of the answer again.
+Every other byte stays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from syncline_agent.gateway.isolation import UNNAMED, BadName, Named, read_named
 from syncline_agent.gateway.members import JsonObject, NotAnObject, read_object
 from syncline_agent.gateway.routes import Kind, Shape
 from syncline_agent.gateway.wanted import FIELD, BadWish, Wanted, read_wanted
@@ -44,6 +46,8 @@ class Asked:
     """What the engine calls each choice in the span table; None where it cannot be told."""
     hide_ids: bool
     """The caller did not ask for token ids."""
+    named: Named = UNNAMED
+    """What it says of keys and values."""
 
 
 def read_asked(
@@ -59,23 +63,28 @@ def read_asked(
         wanted = read_wanted(fields.get(FIELD), headers)
     except BadWish as error:
         raise BadBody(str(error), FIELD) from error
+    try:
+        named = read_named(fields, kind, shape)
+    except BadName as error:
+        raise BadBody(str(error), error.param) from error
     given = fields.get("request_id") if kind is not Kind.SGLANG else None
     request_id = _request_id(given or headers.get("X-Request-Id"), randomness)
     choices = _choices(fields, shape)
     hide_ids = _needs_ids(fields, kind, shape, choices)
     more = {"return_token_ids": True} if hide_ids else {}
     return Asked(
-        body=_edited(body, kind, more),
+        body=_edited(body, kind, named, more),
         request_id=request_id,
         wanted=wanted,
         choices=choices,
         names=_names(request_id, fields, kind, shape, choices),
         hide_ids=hide_ids,
+        named=named,
     )
 
 
-def _edited(body: JsonObject, kind: Kind, more: Mapping[str, Any]) -> bytes:
-    ours = (FIELD,) if kind is Kind.SGLANG else (FIELD, "request_id")
+def _edited(body: JsonObject, kind: Kind, named: Named, more: Mapping[str, Any]) -> bytes:
+    ours = {FIELD, named.field or FIELD} | (set() if kind is Kind.SGLANG else {"request_id"})
     return body.edited(without=ours, more=more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,7 @@ from syncline_agent.gateway import refusals
 from syncline_agent.gateway.asking import Asked, BadBody, read_asked
 from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.door import Door, NotAdmitted, Pass
+from syncline_agent.gateway.isolation import KvReuse, kv_of, name_body
 from syncline_agent.gateway.labels import Label, label, unknown
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.members import NotAnObject, read_object
@@ -64,6 +66,10 @@ class Labelling:
         except BadBody as error:
             self._count("refused", "bad_request")
             return refusals.error(400, str(error), code="bad_request", param=error.param)
+        if asked.wanted.session is not None and self._settings.kv_reuse is KvReuse.NEVER:
+            self._count("refused", "no_sessions")
+            message = "this pool has no sessions: it reuses no keys and values of older versions (--kv-reuse never)"
+            return refusals.error(400, message, code="no_sessions", param=FIELD)
         try:
             passed = await self._door.enter(asked.wanted)
         except NotAdmitted as error:
@@ -76,7 +82,10 @@ class Labelling:
 
     async def _ask(self, request: web.BaseRequest, route: Route, asked: Asked, passed: Pass) -> web.StreamResponse:
         headers = headers_up(request, request_id=asked.request_id, read=True)
-        async with self._engine.ask(request, route.path, asked.body, headers) as answer:
+        body = name_body(
+            asked.body, asked.named, passed.place, session=asked.wanted.session, request_id=asked.request_id
+        )
+        async with self._engine.ask(request, route.path, body, headers) as answer:
             kind = answer.content_type
             if answer.status == 200 and kind == "text/event-stream":
                 return await self._stream(request, asked, passed, answer)
@@ -139,10 +148,14 @@ class Labelling:
 
     async def _label(self, asked: Asked, tally: Tally, passed: Pass) -> Label:
         """All tokens have arrived; only now may the agent be asked."""
+        crossed = None
         if await self._mirror.fresh():
-            found = label(asked, tally.counts, passed.place, self._mirror.since(passed.place), stamps=tally.stamps)
+            crossed = self._mirror.since(passed.place)
+            found = label(asked, tally.counts, passed.place, crossed, stamps=tally.stamps)
         else:
             found = unknown(f"the agent did not answer: {self._mirror.silence or 'it does again by now'}")
+        known = None if found.unknown else crossed
+        found = replace(found, kv=kv_of(asked.named, asked.wanted.session, asked.names, known))
         for choice in found.choices:
             self._metrics.spans.observe(len(choice.spans or ()))
         if found.end is not None:
@@ -163,5 +176,6 @@ def _headers(said: dict[str, Any]) -> dict[str, str]:
         "x-syncline-version-end": said["end"],
         "x-syncline-lineage": said["lineage"],
         "x-syncline-digest": said["digest"],
+        "x-syncline-kv": said["kv"],
     }
     return {name: str(value) for name, value in told.items() if value is not None}

@@ -11,6 +11,7 @@ from typing import Any
 
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.gateway.asking import Asked
+from syncline_agent.gateway.isolation import Kv
 from syncline_agent.gateway.mirror import Place
 from syncline_agent.gateway.wanted import Wanted
 from syncline_agent.lane.reading import TokenSpan, token_spans
@@ -37,6 +38,8 @@ class Label:
     """What `end` names, or what was applied all the time where there are no tokens."""
     unknown: str | None = None
     """Why no version is named."""
+    kv: Kv | None = None
+    """Over whose keys and values it was drawn; None where nobody can tell."""
 
     @property
     def versions(self) -> set[int]:
@@ -85,6 +88,7 @@ class Label:
             "lineage": served and served.lineage,
             "digest": served and served.digest[:SHORT_DIGEST],
             "proven": served is not None and served.proven,
+            "kv": self.kv,
             "request_id": request_id,
         }
 

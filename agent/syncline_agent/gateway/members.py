@@ -51,6 +51,12 @@ class JsonObject:
         return ("{" + ",".join(kept) + "}").encode()
 
 
+def with_member(data: bytes, name: str, value: Any) -> bytes:
+    """Text that `edited` made, with one member more at its end; it must have none of that name."""
+    member = f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}".encode()
+    return data[:-1] + (b"," if len(data) > 2 else b"") + member + b"}"
+
+
 def read_object(data: bytes) -> JsonObject:
     """NotAnObject for whatever else."""
     try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from syncline_agent.gateway.isolation import KvReuse
 from syncline_agent.gateway.routes import Kind
 
 
@@ -29,6 +30,8 @@ class GatewaySettings:
     most_waiting: int = 1024
     pin_seconds: float = 30.0
     """How long an `exact` request keeps commits out at most."""
+    kv_reuse: KvReuse = KvReuse.NEVER
+    """Whether callers may have sessions, which find keys and values of older versions."""
     most_body_bytes: int = 32 << 20
     most_answer_bytes: int = 64 << 20
     """Of an answer that is read whole to be labelled; a longer one goes on without a label."""

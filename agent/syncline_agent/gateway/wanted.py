@@ -1,7 +1,8 @@
 """Which version a request accepts: `weight_version` in its body, or `x-syncline-*` headers. Parses at the edge.
 
 weight_version: {"min": 7}, {"exact": 7}, {"max_lag": 2}, {"min": 7, "max_lag": 2}; each with "wait_seconds": 30
-x-syncline-min-version, x-syncline-exact-version, x-syncline-max-lag, x-syncline-wait-seconds
+and, but for exact, with "session": "a name"
+x-syncline-min-version, x-syncline-exact-version, x-syncline-max-lag, x-syncline-wait-seconds, x-syncline-session
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ HEADERS = {
     "exact": "x-syncline-exact-version",
     "max_lag": "x-syncline-max-lag",
     "wait_seconds": "x-syncline-wait-seconds",
+    "session": "x-syncline-session",
 }
 MOST_VERSION = 10**12 - 1
+MOST_NAME = 256
+"""Characters of a session's name."""
 
 
 class BadWish(ValueError):
@@ -34,6 +38,8 @@ class Wanted:
     max_lag: int | None = None
     wait_seconds: float | None = None
     """How long the caller waits for it; None leaves that to the gateway."""
+    session: str | None = None
+    """Whose keys and values may be found, of older versions too."""
 
     @property
     def anything(self) -> bool:
@@ -61,7 +67,8 @@ def read_wanted(field: Any, headers: Mapping[str, str]) -> Wanted:
         raise BadWish(f"{FIELD} has no {min(unknown)!r:.60}; there are {', '.join(HEADERS)}")
     values: dict[str, Any] = {}
     for name, header in HEADERS.items():
-        in_body, in_header = field.get(name), _number(headers.get(header), header)
+        told = headers.get(header)
+        in_body, in_header = field.get(name), told if name == "session" else _number(told, header)
         if in_body is not None and in_header is not None and in_body != in_header:
             raise BadWish(f"{FIELD}.{name} and {header} say different things")
         values[name] = in_header if in_body is None else in_body
@@ -70,9 +77,14 @@ def read_wanted(field: Any, headers: Mapping[str, str]) -> Wanted:
     wait = values["wait_seconds"]
     if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= 1e6):
         raise BadWish(f"{FIELD}.wait_seconds must be a number of seconds, 0 or more")
-    wanted = Wanted(values["min"], values["exact"], values["max_lag"], None if wait is None else float(wait))
+    session = values["session"]
+    if session is not None and (not isinstance(session, str) or not 0 < len(session) <= MOST_NAME):
+        raise BadWish(f"{FIELD}.session must be a name of 1 to {MOST_NAME} characters")
+    wanted = Wanted(values["min"], values["exact"], values["max_lag"], None if wait is None else float(wait), session)
     if wanted.exact is not None and (wanted.min is not None or wanted.max_lag is not None):
         raise BadWish(f"{FIELD}.exact goes alone: one version is already named")
+    if wanted.exact is not None and session is not None:
+        raise BadWish(f"{FIELD}.exact has no session: its keys and values may be of other versions")
     return wanted
 
 
