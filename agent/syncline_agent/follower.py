@@ -181,7 +181,7 @@ class Follower:
             self._ways.check_claim(applied, wanted)
         self._failures = 0
         self._ways.arrived()
-        self._lag.caught_up()
+        self._lag.caught_up(sure=wanted is not None)
         return self._enter(Phase.SUSPENDED if target.suspend else Phase.IDLE, self._poll_delay())
 
     def _followed(self, target: Target) -> Chain | None:
@@ -241,12 +241,14 @@ class Follower:
         sync.coalesced = True
         newest = self._chooser.choose(chain, target, afresh=True)
         if newest is None or newest.version == sync.target.version:
+            self._lag.head_read(self._chooser.head_at)
             return self._enter(Phase.STAGE)
         if newest.version == sync.applied.version:
             self._drop_sync()
             return self._enter(Phase.IDLE)
         if sync.checkpoint is not None and sync.target.version not in self._chooser.vetoes:
             return self._enter(Phase.STAGE)  # a whole checkpoint was brought for this target; deltas lead on from it
+        self._lag.head_read(self._chooser.head_at)
         self._wanted = sync.target = newest
         sync.checkpoint = None
         return self._enter(Phase.PLAN)
@@ -336,7 +338,7 @@ class Follower:
 
     def _publish(self) -> None:
         target, chain, applied, wanted = self._target, self._chain, self._held.applied, self._wanted
-        head = self._chooser.head
+        head, now, read = self._chooser.head, self._clock.monotonic(), self._chooser.head_at
         trusted = self._settings.serve_unproven and self._held.unprovable is not None
         foreign = self._held.of_another(target)
         self._report.say(
@@ -353,6 +355,9 @@ class Follower:
             and self._phase is not Phase.HEAL,
             lag_versions=abs(wanted.version - applied.version) if chain and applied and wanted and not foreign else 0,
             lag_seconds=self._lag.seconds(),
+            lag_most=self._lag.most(),
+            head_age=None if read is None else now - read,
+            as_of=now,
             boot=self._checkpoint.version(chain.lineage, chain.reader.keys.view) if chain is not None else None,
             error=self._error,
             failures=self._failures,

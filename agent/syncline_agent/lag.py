@@ -24,6 +24,8 @@ class Lag:
     """When head was last read (monotonic)."""
     silent: bool = False
     """The last call to the store failed."""
+    complete: float | None = None
+    """Head as it was read then held nothing newer than what came to be applied (monotonic)."""
 
     def head_read(self, at: float | None) -> None:
         """Head was last read at `at`; what came after it is not known."""
@@ -39,13 +41,15 @@ class Lag:
         if version != self.version:
             self.version, self.modified, self.seen = version, modified, self.clock.monotonic()
 
-    def caught_up(self) -> None:
-        """Nothing that is known of is missing."""
+    def caught_up(self, *, sure: bool = True) -> None:
+        """Nothing that is known of is missing; `sure`: head as it was last read is what is applied."""
         self.version = None
+        if sure:
+            self.complete = self.answered
 
     def forget(self) -> None:
         """Another run or view is followed from here on."""
-        self.version = self.modified = self.answered = None
+        self.version = self.modified = self.answered = self.complete = None
         self.silent = False
 
     def seconds(self) -> float:
@@ -60,6 +64,17 @@ class Lag:
         if self.silent and self.answered is not None:
             behind = max(behind, now - self.answered)
         return max(0.0, behind)
+
+    def most(self) -> float | None:
+        """It cannot be behind by more seconds than these, whatever was committed since head was read; None where nobody
+        can tell."""
+        now = self.clock.monotonic()
+        by_head = None if self.complete is None else now - self.complete
+        age = None if self.version is None else self.age(self.modified)
+        if age is None:
+            return by_head  # what is missing came after head was read without it
+        by_age = max(age, now - self.seen)
+        return by_age if by_head is None else min(by_age, by_head)
 
     def age(self, modified: float | None) -> float | None:
         """Age of something modified then by the store's clock; None where that clock is unknown."""

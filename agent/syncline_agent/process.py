@@ -68,7 +68,7 @@ class Node:
         self.files = NodeFiles(settings.node_dir)
         self.checkpoint = NodeCheckpoint(self.files, log, executor=pool, streams=workers or 1)
         identity = Identity(settings.cluster, settings.namespace, settings.pool, settings.node)
-        self.reporter = Reporter(identity, metrics, log)
+        self.reporter = Reporter(identity, metrics, log, clock=clock)
         self.advertising = Advertising(clock)
         self.heart = Heart(
             consumers,

@@ -10,6 +10,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from syncline.clock import Clock
 from syncline.logs import logger
 from syncline.metrics import Metrics
 from syncline_agent.once import without_counters
@@ -36,8 +37,17 @@ def aimed(target: Target | None, error: str | None) -> dict[str, Any]:
 class Reporter:
     """Other threads read `status`; a new one replaces it whole."""
 
-    def __init__(self, identity: Identity, metrics: Metrics, log: FilteringBoundLogger | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        metrics: Metrics,
+        log: FilteringBoundLogger | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Without a clock ages stand still between two `say`."""
         self._metrics = metrics
+        self._clock = clock
         self._log = log or logger("agent")
         self._said: set[tuple[object, ...]] = set()
         """What holds the node up, as far as the log knows of it."""
@@ -51,8 +61,8 @@ class Reporter:
         return self._status
 
     def read(self) -> Status:
-        """`status` as a callable, for parts that only look."""
-        return self._status
+        """Of this moment, for parts that only look: the follower says its own when a phase ends."""
+        return self._status if self._clock is None else self._status.aged(self._clock.monotonic())
 
     def say(self, **fields: Any) -> None:
         """Replace fields of the status."""

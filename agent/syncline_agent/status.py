@@ -16,6 +16,9 @@ the operator.
     lag_versions     versions between applied and target
     lag_seconds      for how long the oldest version not applied yet has been committed, by the store's clock; with the
                      store unreachable, the time since it last answered
+    lag_seconds_most it is behind by no more than these, whatever was committed since head was read; null where nobody
+                     can tell. 0 on the version that the target file pins
+    head_age_seconds since head was last read, or null while it never was
     engine           {name, pod, ranks, error, unprovable} or null; error says why it is out of service, or that a second
                      engine of its pod is turned away; unprovable says why what it holds cannot be proven
     boot             version of the checkpoint on this node's disk, or null
@@ -120,6 +123,10 @@ class Status:
     in_service: bool = False
     lag_versions: int = 0
     lag_seconds: float = 0.0
+    lag_most: float | None = None
+    head_age: float | None = None
+    as_of: float | None = None
+    """When ages were what they are here (monotonic); None where they stand still."""
     boot: int | None = None
     apply_path: ApplyPath | None = None
     last_sync: LastSync | None = None
@@ -128,6 +135,24 @@ class Status:
     retries: Mapping[str, int] = field(default_factory=dict[str, int])
     error: str | None = None
     failures: int = 0
+
+    def aged(self, now: float) -> Status:
+        """The same a while later: a phase may take minutes, and what is behind grows older meanwhile."""
+        if self.as_of is None:
+            return self
+        passed = max(0.0, now - self.as_of)
+        return dataclasses.replace(
+            self,
+            lag_seconds=self.lag_seconds + passed if self.lag_seconds > 0 or self.lag_versions else 0.0,
+            lag_most=None if self.lag_most is None else self.lag_most + passed,
+            head_age=None if self.head_age is None else self.head_age + passed,
+            as_of=self.as_of + passed,
+        )
+
+    @property
+    def at_pin(self) -> bool:
+        """What is applied is what the target file names, whatever the store holds by now."""
+        return self.pinned is not None and self.applied is not None and self.applied.version == self.target
 
     def to_json(self, *, heartbeats: str) -> dict[str, Any]:
         """The body of `/status`."""
@@ -158,6 +183,7 @@ class Status:
             "in_service": self.in_service,
             "lag_versions": self.lag_versions,
             "lag_seconds": round(self.lag_seconds, 3),
+            **ages(self),
             "engine": None
             if engine is None
             else {
@@ -188,3 +214,12 @@ class Status:
             "error": self.error,
             "failures": self.failures,
         }
+
+
+def ages(status: Status) -> dict[str, float | None]:
+    """What is known of lag beside `lag_seconds`, as it is said."""
+    most, head = 0.0 if status.at_pin else status.lag_most, status.head_age
+    return {
+        "lag_seconds_most": None if most is None else round(most, 3),
+        "head_age_seconds": None if head is None else round(head, 3),
+    }

@@ -20,7 +20,7 @@ from syncline_agent.engine import Applied
 from syncline_agent.lane.advertised import Advertised, Advertising
 from syncline_agent.lane.commits import CommitLog, Noted, Page
 from syncline_agent.lane.pins import MOST_PIN_S, Pins
-from syncline_agent.status import Status
+from syncline_agent.status import Status, ages
 
 SOCKET_MODE = 0o660
 MOST_WAIT_S = 60.0
@@ -180,6 +180,7 @@ def _state(status: Status, commits: CommitLog) -> dict[str, Any]:
         "in_service": status.in_service,
         "lag_versions": status.lag_versions,
         "lag_seconds": round(status.lag_seconds, 3),
+        **ages(status),
         "error": status.error,
     }
 
