@@ -16,7 +16,6 @@ from syncline.testing.sglang_routes import SglangStandIn
 from syncline.versions import Policy
 from syncline_agent.reload.routes import Routes
 from syncline_agent.sglang.gate import SglangGate
-from syncline_agent.sglang.keys import extra_key
 from syncline_agent.sglang.settings import KvPolicy
 
 
@@ -101,8 +100,17 @@ def test_requests_stand_in_place_and_keep_their_kv_where_each_version_has_its_ow
     gate.resume(2)
     gate.publish()
     assert "/flush_cache" not in server.paths
-    assert extra_key(1) != extra_key(2)
-    assert extra_key(2, "mine") != extra_key(2)
+
+
+def test_what_weights_in_doubt_computed_is_flushed_whatever_its_key(server: SglangStandIn, make_gate: MakeGate) -> None:
+    gate = make_gate(KvPolicy.KEYED)
+    gate.fail("bits in doubt")
+    gate.hold(Policy.KEEP)
+    gate.write()
+    gate.resume(2)
+    gate.prove(2)
+    assert "/flush_cache" in server.paths
+    assert not server.paused
 
 
 @pytest.mark.parametrize("kv", list(KvPolicy))

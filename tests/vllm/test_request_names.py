@@ -10,6 +10,7 @@ import pytest
 from syncline.versions import Policy
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.lane.reading import TokenSpan, token_spans
+from syncline_agent.lane.sessions import SESSION
 from syncline_agent.testing.cores import Core, HungUp, Request, Status, write
 from syncline_agent.vllm.caching import MANY
 from syncline_agent.vllm.gate import CoreGate
@@ -53,6 +54,78 @@ def test_the_prefix_cache_is_emptied_at_each_write_where_that_is_wanted(make: Ma
     assert "mine" == core.ask("a", 1, cache_salt="mine").cache_salt
     write(gate, 2)
     assert [True] == core.scheduler.resets
+
+
+def test_a_session_keeps_its_name_through_a_write_where_that_is_wanted_and_nobody_else_does(make: Make) -> None:
+    core, gate = make(kv=KvPolicy.SESSIONS)
+    asked = [("s", SESSION + "s"), ("m", "mine"), ("n", None)]
+
+    def hashes(turn: int) -> list[Any]:
+        requests = [core.ask(f"{name}-{turn}", 1, cache_salt=salt) for name, salt in asked]
+        assert {(1, "length")} == {core.told(request.request_id) for request in requests}
+        return [request.block_hashes for request in requests]
+
+    before = hashes(1)
+    assert before == hashes(2)
+    core.scheduler.set_pause_state(1)  # nothing new runs
+    waiting = core.ask("w", 1, cache_salt=SESSION + "s")
+    while "w" not in core.scheduler.requests:
+        core.pace.wait(0.001)
+    write(gate, 2)
+    gate.publish()
+    assert not waiting.skip_reading_prefix_cache
+    core.scheduler.set_pause_state(0)
+    core.input_queue.put("wake")
+    assert (1, "length") == core.told("w")
+    after = hashes(3)
+    assert [True, False, False] == [old == new for old, new in zip(before, after, strict=True)]
+    assert before[0] == waiting.block_hashes
+    assert 3 == len({tuple(each) for each in after})
+
+
+@pytest.mark.parametrize("kv", [KvPolicy.SALT, KvPolicy.RESET])
+def test_a_session_is_nothing_to_an_engine_that_was_not_told_of_sessions(make: Make, kv: KvPolicy) -> None:
+    core, gate = make(kv=kv)
+    before = core.ask("a", 1, cache_salt=SESSION + "s")
+    assert (1, "length") == core.told("a")
+    write(gate, 2)
+    gate.publish()
+    after = core.ask("b", 1, cache_salt=SESSION + "s")
+    assert (1, "length") == core.told("b")
+    assert (kv is KvPolicy.RESET) == (before.block_hashes == after.block_hashes)
+    assert ([True] if kv is KvPolicy.RESET else []) == core.scheduler.resets
+
+
+def test_what_weights_in_doubt_computed_is_found_by_no_session(make: Make) -> None:
+    unfit: list[str] = []
+    core, gate = make(kv=KvPolicy.SESSIONS, unfit=lambda: unfit[0] if unfit else None)
+
+    def named() -> tuple[Any, ...]:
+        core.input_queue.put("wake")
+        while gate.wanted:
+            core.pace.wait(0.001)
+        name = str(len(found))
+        request = core.ask(name, 1, cache_salt=SESSION + "s")
+        assert (1, "length") == core.told(name)
+        return tuple(request.block_hashes)
+
+    found: list[tuple[Any, ...]] = []
+    found.append(named())
+    gate.fail("bits in doubt")
+    gate.prove(2)
+    found.append(named())
+    write(gate, 3)  # which nobody reads back
+    write(gate, 4)
+    gate.publish()
+    found.append(named())
+    unfit.append("a sweep found other bits")  # while nothing runs
+    gate.hold(Policy.KEEP)
+    gate.write()
+    unfit.clear()
+    gate.resume(4)
+    gate.prove(4)
+    found.append(named())
+    assert len(found) == len(set(found))
 
 
 def test_requests_that_ended_since_the_last_write_are_named_as_their_clients_know_them(make: Make) -> None:

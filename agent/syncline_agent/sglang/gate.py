@@ -181,7 +181,7 @@ class SglangGate:
     def _renew(self, version: int) -> None:
         """Stamp what comes, and let nothing of older weights be found."""
         self._stamp(version)
-        if self._kv is KvPolicy.FLUSH or self._state is _State.FAILED:
+        if self._kv is KvPolicy.FLUSH or self._state is _State.FAILED or self._was_failed:  # a key may outlive a commit
             done(self._routes.post("/flush_cache", ROUTE_S), "flush its cache")
 
     def _stamp(self, version: int) -> None:

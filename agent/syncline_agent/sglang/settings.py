@@ -20,7 +20,8 @@ class KvPolicy(StrEnum):
     FLUSH = "flush"
     """A commit takes running requests back into the queue and empties the cache; theirs is computed anew."""
     KEYED = "keyed"
-    """Every request carries an `extra_key` of its version (keys.py): running requests stand in place, nothing is flushed."""
+    """Every request carries an `extra_key` that a commit changes, as the gateway gives it: running requests stand in place, and
+    nothing is flushed."""
 
 
 @dataclass(frozen=True, slots=True)

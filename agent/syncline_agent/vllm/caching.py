@@ -1,7 +1,8 @@
 """Names in vLLM's prefix cache: keys and values that other weights computed are never found under the present ones.
 
 Each write begins a new name, an undo too: requests that went on through the write before have left blocks of mixed weights
-under the older one. It changes requests only, and only between steps.
+under the older one. A session's name stays, where the engine was told to leave it, until weights were in doubt: a caller may accept
+what older versions computed, and nobody what no version did. It changes requests only, and only between steps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from syncline_agent.lane.sessions import is_session
 from syncline_agent.vllm.settings import KvPolicy
 
 MANY = 8192
@@ -28,8 +30,9 @@ class _Named:
     """The user's own."""
     outside: str
     """The request's id as its client knows it; of one of several choices, with the choice's number before it."""
-    writes: int
-    """How many writes had been when it was named."""
+    session: bool
+    turn: int
+    """How many writes had been when it was named, of a session how often weights were in doubt."""
     skips: bool = False
     """Whether the request reads no prefix cache, as its client asked."""
 
@@ -41,20 +44,24 @@ class CacheNames:
         """`engine` is unlike every other engine's, started before or beside this one: caches outside may outlive both."""
         self._kv = kv
         self._engine = engine
-        self._writes = 0
+        self._writes = self._doubts = 0
         self._stale: dict[str, Any] = {}
         self._outside: dict[str, str] = {}
         """Names of requests outside by their ids, in the order in which they came; who hangs up leaves its own until a write."""
 
-    def _salted(self, salt: str | None, writes: int) -> str:
-        return f"{salt or ''}\x1fsyncline {self._engine} {writes}"
+    def _salted(self, named: _Named) -> str:
+        return f"{named.salt or ''}\x1fsyncline {self._engine} {named.turn}"
+
+    def _turn(self, session: bool) -> int:
+        return self._doubts if session else self._writes
 
     def begin(self, request: Any) -> _Named:
         """Name a request that comes in, before vLLM hashes its prompt. From the thread that takes requests in."""
-        named = _Named(request.cache_salt, _outside(request), self._writes)
+        session = self._kv is KvPolicy.SESSIONS and is_session(request.cache_salt)
+        named = _Named(request.cache_salt, _outside(request), session, self._turn(session))
         self._outside[request.request_id] = named.outside
-        if self._kv is KvPolicy.SALT:
-            request.cache_salt = self._salted(named.salt, named.writes)
+        if self._kv is not KvPolicy.RESET:
+            request.cache_salt = self._salted(named)
         return named
 
     def outside(self, request: Any) -> str:
@@ -81,12 +88,16 @@ class CacheNames:
             return
         for request in scheduler.requests.values():
             named: _Named | None = getattr(request, "syncline", None)
-            if named is None or request.is_finished() or request.num_computed_tokens:
+            if named is None or named.session or request.is_finished() or request.num_computed_tokens:
                 continue  # one that runs keeps its name: nobody else looks there any more
             if request.request_id not in self._stale:
                 named.skips = request.skip_reading_prefix_cache
             request.skip_reading_prefix_cache = True
             self._stale[request.request_id] = request
+
+    def doubt(self) -> None:
+        """Weights are not what any version says, or may not be: what they computed is no session's. All requests end now."""
+        self._doubts += 1
 
     def catch_up(self, scheduler: Any) -> None:
         """Name some requests anew that waited through a write and wait still."""
@@ -99,12 +110,12 @@ class CacheNames:
     def freshen(self, request: Any) -> None:
         """Name a request anew that was named before a write and has computed nothing since."""
         named: _Named | None = getattr(request, "syncline", None)
-        if named is None or named.writes == self._writes or self._kv is not KvPolicy.SALT:
+        if named is None or self._kv is KvPolicy.RESET or named.turn == (turn := self._turn(named.session)):
             return
-        request.cache_salt = self._salted(named.salt, self._writes)
+        named.turn = turn
+        request.cache_salt = self._salted(named)
         request.block_hashes.clear()
         request.update_block_hashes()
-        named.writes = self._writes
 
 
 def _outside(request: Any) -> str:

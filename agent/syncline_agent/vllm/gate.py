@@ -125,6 +125,8 @@ class CoreGate:
             self._gate.release()
             raise EngineUnavailable(ASLEEP)
         with self._wake:
+            if self.error is not None:
+                self.names.doubt()  # what is written now mends what nothing ran on since
             if self._turns is None:
                 self._turns = ExitStack()
                 self._turns.enter_context(short_turns())
@@ -212,6 +214,7 @@ class CoreGate:
         self._dropped += self._withheld or []
         self._withheld = None
         self._ending = True
+        self.names.doubt()
         self._wake.notify_all()
 
     # --- the loop's thread -----------------------------------------------------------------------------------------

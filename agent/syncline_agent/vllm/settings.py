@@ -15,6 +15,8 @@ class KvPolicy(StrEnum):
 
     SALT = "salt"
     """Each version has its own name in the prefix cache; older entries age out."""
+    SESSIONS = "sessions"
+    """The same, but what a gateway names as a session's keeps its name across versions."""
     RESET = "reset"
     """Each commit empties the prefix cache, and requests in flight compute theirs anew."""
 
