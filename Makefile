@@ -25,7 +25,7 @@ VLLM_STAMP := $(VLLM_VENV)/installed-$(VLLM_VERSION)-$(shell cat pyproject.toml 
 
 CHECKED := $(wildcard chain operator distributor agent cli tests bench fuzz examples)
 
-.PHONY: help venv vllm vllm-test vllm-hooks demo test lint format pytest bench picture fuzz check-format lock clean
+.PHONY: help venv vllm vllm-test vllm-hooks demo test lint format pytest bench picture crds fuzz check-format lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
@@ -101,6 +101,9 @@ bench: venv  ## every figure with its floor beside it
 
 picture: venv  ## draw docs/bits-a-change.png from the newest output of `make bench ARGS=codecs`
 	@$(BIN)/python -m bench picture
+
+crds: venv  ## write crds/ from the operator's models
+	@$(BIN)/python -m syncline_operator.api crds
 
 SECONDS_EACH ?= 60
 

@@ -25,7 +25,7 @@ def loaded_after(statement: str) -> set[str]:
     return set(found.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["syncline", "syncline_agent", "syncline_cli"])
+@pytest.mark.parametrize("package", ["syncline", "syncline_agent", "syncline_cli", "syncline_operator.api"])
 def test_importing_a_package_by_itself_loads_nothing_heavy(package: str) -> None:
     loaded = loaded_after(f"import {package}")
     assert package in loaded
@@ -92,6 +92,8 @@ PLANTED = [
     ),
     ("distributor/syncline_distributor", "minio", "Only the S3 adapter knows the S3 client"),
     ("agent/syncline_agent", "kopf", "Nothing but the operator knows Kubernetes"),
+    ("operator/syncline_operator", "syncline.store", "The operator never touches weight bytes and holds no store keys"),
+    ("operator/syncline_operator/api", "subprocess", "The kinds know no cluster"),
 ]
 
 
