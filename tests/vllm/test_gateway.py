@@ -41,9 +41,9 @@ def gateway(fleet: Any) -> Iterator[GatewayProcess]:
     names[5 : 5 + len(LETTERS)] = LETTERS  # what vLLM takes for a Qwen model reads pairs of bytes, and no whole words
     model = {"type": "BPE", "vocab": {name: number for number, name in enumerate(names)}, "merges": []}
     (checkpoint / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
-    server = fleet.start_server()
+    server = fleet.start_server(SYNCLINE_VLLM_KV="sessions")
     fleet.wait_serving(1)
-    gateway = GatewayProcess(str(server.http.base_url).rstrip("/"), "vllm", fleet.node)
+    gateway = GatewayProcess(str(server.http.base_url).rstrip("/"), "vllm", fleet.node, "--kv-reuse", "sessions")
     gateway.wait_ready()
     yield gateway
     gateway.stop()
@@ -73,6 +73,34 @@ def generate(
             theirs[choice["index"]] = [(s["start"], s["end"], int(s["version"])) for s in choice["weight_versions"]]
     assert [theirs[at] for at in range(n)] == spans_of(label), label
     return spans_of(label)
+
+
+class Cached:
+    """Whether vLLM finds a prompt's block in its prefix cache, by its own count of hits."""
+
+    def __init__(self, fleet: Any, gateway: GatewayProcess) -> None:
+        self._fleet, self._gateway = fleet, gateway
+
+    def finds(self, *, path: str = "/v1/completions", session: str | None = None, **more: Any) -> bool:
+        """Ask through the gateway; the answer says in which way its keys and values are kept apart."""
+        before = self._hits
+        text = {"messages": [{"role": "user", "content": "a" * 140}]} if "chat" in path else {"prompt": PROMPTS[-1]}
+        headers = {} if session is None else {"x-syncline-session": session}
+        body = {"model": "m", "max_tokens": 1, **text, **more}
+        answer = httpx.post(f"{self._gateway.url}{path}", json=body, headers=headers, timeout=PATIENCE_S)
+        assert 200 == answer.status_code, answer.text
+        assert ("own" if session is None else "session") == answer.json()["weight_version"]["kv"]
+        return self._hits > before
+
+    def follow(self, version: int) -> None:
+        """Wait until the gateway, too, has heard that this version is served."""
+        self._fleet.wait_serving(version)
+        status = f"{self._gateway.url}/status"
+        self._fleet.wait(lambda: httpx.get(status).json()["applied"] == version or None, f"heard of {version}")
+
+    @property
+    def _hits(self) -> float:
+        return self._fleet.server.metric("vllm:prefix_cache_hits_total")
 
 
 @contextmanager
@@ -190,3 +218,17 @@ def test_the_gateway_says_what_vllm_says_and_what_it_does_not_say_itself(fleet: 
     assert 1 == fleet.server.metric("vllm:num_requests_running")
     stream.close()
     fleet.wait(lambda: fleet.server.metric("vllm:num_requests_running") == 0 or None, "ended what nobody reads")
+
+    # Keys and values are found again within a version, after a commit by a session alone, and after an undo likewise
+    cached = Cached(fleet, gateway)
+    mine = {"cache_salt": "mine/@"}
+    assert [False, True] == [cached.finds() for _ in range(2)]
+    assert [False, True] == [cached.finds(**mine) for _ in range(2)]
+    assert [False, True] == [cached.finds(path="/v1/chat/completions") for _ in range(2)]
+    assert [False, True] == [cached.finds(session="s") for _ in range(2)]
+    assert [False, False] == [cached.finds(session="t"), cached.finds(session="s", **mine)]
+    cached.follow(fleet.publish_next())
+    assert [True, False, False] == [cached.finds(session="s"), cached.finds(), cached.finds(**mine)]
+    fleet.target("Pinned", last + 1)
+    cached.follow(last + 1)
+    assert [True, False, True] == [cached.finds(session="s"), cached.finds(), cached.finds()]
