@@ -1,8 +1,8 @@
 """What this node is told to serve: `target.json`, written by the operator or by hand, watched as a file.
 
     {"run": "r", "view": "main", "policy": "keep|drain|abort", "version": {"mode": "Latest"},
-     "suspend": false, "generation": 1}
-    "version" may also be {"mode": "Pinned", "version": 7}
+     "suspend": false, "generation": 1, "maxVersionLag": 2, "maxLagSeconds": 60}
+    "version" may also be {"mode": "Pinned", "version": 7}; the bounds on lag are for gateways, and null or absent is none
 
 A file that vanishes or cannot be read leaves the last good target in force and an error in `/status`: a broken edit
 must never move a fleet. Nothing here reads a store.
@@ -34,6 +34,9 @@ class Target:
     """None follows the newest version."""
     suspend: bool = False
     generation: int = 0
+    max_version_lag: int | None = None
+    """What a gateway lets requests in to is at most so many versions from its target; None sets no bound."""
+    max_lag_seconds: float | None = None
 
     @property
     def mode(self) -> TargetMode:
@@ -63,6 +66,8 @@ class _TargetModel(_Model):
     version: _VersionModel = _VersionModel()
     suspend: bool = False
     generation: Annotated[int, Field(ge=0)] = 0
+    maxVersionLag: Annotated[int, Field(ge=0, lt=10**12, strict=True)] | None = None
+    maxLagSeconds: Annotated[float, Field(gt=0, le=1e9, strict=True, allow_inf_nan=False)] | None = None
 
 
 _NAME = "a name: lower-case letters, digits, '.', '_', '-', at most 63 characters"
@@ -73,6 +78,8 @@ MUST_BE = {
     "version": '{"mode": "Latest"} or {"mode": "Pinned", "version": 2}',
     "suspend": "true or false",
     "generation": "a whole number, 0 or more",
+    "maxVersionLag": "a whole number of versions, 0 or more, or null",
+    "maxLagSeconds": "a number of seconds above 0, or null",
 }
 """The fields of a target, in the words of who writes one."""
 
@@ -139,7 +146,16 @@ def parse_target(data: bytes | str) -> Target:
     except ValidationError as error:
         # A set of the fields at fault: two faults of one field are told once.
         raise ValueError("; ".join(dict.fromkeys(_problem(e["type"], e["loc"]) for e in error.errors()))) from None
-    return Target(model.run, model.view, Policy(model.policy), model.version.version, model.suspend, model.generation)
+    return Target(
+        run=model.run,
+        view=model.view,
+        policy=Policy(model.policy),
+        pinned=model.version.version,
+        suspend=model.suspend,
+        generation=model.generation,
+        max_version_lag=model.maxVersionLag,
+        max_lag_seconds=model.maxLagSeconds,
+    )
 
 
 def _problem(kind: str, place: tuple[int | str, ...]) -> str:
@@ -161,5 +177,7 @@ def encode_target(target: Target) -> str:
         "version": version,
         "suspend": target.suspend,
         "generation": target.generation,
+        "maxVersionLag": target.max_version_lag,
+        "maxLagSeconds": target.max_lag_seconds,
     }
     return json.dumps(value, indent=2) + "\n"

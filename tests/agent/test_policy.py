@@ -23,11 +23,20 @@ NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?", fullmatch=True)
     pinned=st.none() | st.integers(1, 10**12 - 1),
     suspend=st.booleans(),
     generation=st.integers(0, 2**31),
+    versions=st.none() | st.integers(0, 10**12 - 1),
+    seconds=st.none() | st.floats(0.0, 1e9, exclude_min=True),
 )
 def test_every_target_is_read_back_from_its_text(
-    run: str, view: str, policy: Policy, pinned: int | None, suspend: bool, generation: int
+    run: str,
+    view: str,
+    policy: Policy,
+    pinned: int | None,
+    suspend: bool,
+    generation: int,
+    versions: int | None,
+    seconds: float | None,
 ) -> None:
-    target = Target(run, view, policy, pinned, suspend, generation)
+    target = Target(run, view, policy, pinned, suspend, generation, versions, seconds)
     assert target == parse_target(encode_target(target))
 
 
@@ -44,7 +53,18 @@ VERSIONS = r'^version must be \{"mode": "Latest"\} or \{"mode": "Pinned", "versi
         ({"version": {"mode": "Latest", "version": 3}}, VERSIONS),
         ({"version": {"mode": "Pinned", "version": 0}}, VERSIONS),
         ({"version": {"mode": "latest", "number": 1}}, VERSIONS),
-        ({"suspended": True}, "^unknown field 'suspended'; there are run, view, policy, version, suspend, generation$"),
+        (
+            {"suspended": True},
+            "^unknown field 'suspended'; there are run, view, policy, version, suspend, generation, ",
+        ),
+        *(
+            ({"maxVersionLag": wrong}, "^maxVersionLag must be a whole number of versions")
+            for wrong in (-1, 1.5, True, "2")
+        ),
+        *(
+            ({"maxLagSeconds": wrong}, "^maxLagSeconds must be a number of seconds above 0, or null$")
+            for wrong in (0, -1.0, True, "60", 1e12)
+        ),
         ({"suspend": "maybe"}, "^suspend must be true or false$"),
         ({"generation": -1}, "^generation must be a whole number, 0 or more$"),
         ({"run": "Upper", "generation": 0.5}, "^run must be a name: .*; generation must be a whole number"),

@@ -14,9 +14,11 @@ from syncline.clock import SystemClock
 from syncline.logs import logger
 from syncline_agent.engine import Crossing
 from syncline_agent.gateway.agent import Agent, Entries, Entry, State
+from syncline_agent.gateway.bounds import NO_BOUNDS
 from syncline_agent.gateway.door import Door
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.mirror import Mirror
+from syncline_agent.gateway.pool import PoolPolicy
 from syncline_agent.gateway.routes import Kind
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.gateway.wanted import Wanted
@@ -259,7 +261,14 @@ def test_a_pin_that_is_granted_to_who_has_hung_up_is_given_back(tmp_path: Path) 
         agent = SlowAgent(tmp_path / "gateway.sock")
         settings = GatewaySettings("http://127.0.0.1:1", Kind.VLLM, tmp_path / "gateway.sock", state_seconds=0.05)
         mirror = Mirror(agent, clock=SystemClock(), state_seconds=0.05, log=logger("gateway"))
-        door = Door(mirror, agent, settings, clock=SystemClock(), metrics=GatewayMetrics())
+        door = Door(
+            mirror,
+            agent,
+            PoolPolicy(None, NO_BOUNDS, log=logger("gateway")),
+            settings,
+            clock=SystemClock(),
+            metrics=GatewayMetrics(),
+        )
         following = asyncio.create_task(mirror.follow())
         while not door.ready:
             await mirror.news(60)

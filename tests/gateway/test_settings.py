@@ -29,6 +29,8 @@ def test_the_environment_says_it_too_and_a_flag_wins() -> None:
         "SYNCLINE_GATEWAY_OPEN": "/tokenize /detokenize",
         "SYNCLINE_GATEWAY_WAIT_SECONDS": "3",
         "SYNCLINE_GATEWAY_KV_REUSE": "sessions",
+        "SYNCLINE_GATEWAY_TARGET": "pool/target.json",
+        "SYNCLINE_GATEWAY_MAX_VERSION_LAG": "0",
         "SYNCLINE_PORT": "7",
     }
     told = parse_settings(["--wait-seconds", "4"], environ)
@@ -40,6 +42,9 @@ def test_the_environment_says_it_too_and_a_flag_wins() -> None:
         4.0,
         0,
         "sessions",
+        Path("pool/target.json"),
+        0,
+        None,
     ) == (
         told.engine_url,
         told.socket,
@@ -48,6 +53,9 @@ def test_the_environment_says_it_too_and_a_flag_wins() -> None:
         told.wait_seconds,
         told.port,
         told.kv_reuse,
+        told.target,
+        told.max_version_lag,
+        told.max_lag_seconds,
     )
 
 
@@ -63,6 +71,8 @@ def test_the_environment_says_it_too_and_a_flag_wins() -> None:
         ([*GIVEN, "--port", "70000"], "--port"),
         ([*GIVEN, "--kv-reuse", "always"], "'always' is none of never, sessions"),
         ([*GIVEN, "--pin-seconds", "0"], "--pin-seconds"),
+        ([*GIVEN, "--max-version-lag", "-1"], "--max-version-lag"),
+        ([*GIVEN, "--max-lag-seconds", "0"], "--max-lag-seconds"),
     ],
 )
 def test_what_cannot_be_used_is_said_by_its_name(

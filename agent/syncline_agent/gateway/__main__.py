@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,9 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
     flag("most-wait-seconds", "600", "how long it may ask to wait", type=seconds)
     flag("most-waiting", "1024", "requests that wait at once", type=whole(1))
     flag("pin-seconds", "30", "how long a request for one version keeps commits out at most", type=seconds)
+    flag("target", "", "the pool's target file: its maxVersionLag and maxLagSeconds hold", metavar="FILE")
+    flag("max-version-lag", "", "versions that what is served may be from its target", metavar="N", type=_if(whole(0)))
+    flag("max-lag-seconds", "", "seconds that it may be behind", metavar="SECONDS", type=_if(seconds))
     flag(
         "kv-reuse", "never", "what may be reused of older versions' keys and values: never, or sessions", type=_kv_reuse
     )
@@ -86,6 +89,9 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Gate
         most_wait_seconds=given.most_wait_seconds,
         most_waiting=given.most_waiting,
         pin_seconds=given.pin_seconds,
+        target=Path(given.target) if given.target else None,
+        max_version_lag=given.max_version_lag,
+        max_lag_seconds=given.max_lag_seconds,
         kv_reuse=given.kv_reuse,
         most_body_bytes=given.most_body_mib * MIB,
         most_answer_bytes=given.most_answer_mib * MIB,
@@ -108,6 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"syncline-gateway: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _if(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Nothing said is None."""
+    return lambda text: parse(text) if text else None
 
 
 def _url(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ class State:
     pinned: bool
     suspended: bool
     error: str | None
+    lag_most: float | None = field(default=None, compare=False)
+    """Ages are no news: they grow by themselves."""
+    head_age: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,8 @@ def _state(told: Mapping[str, Any]) -> State:
             pinned=told["mode"] == "Pinned",
             suspended=bool(told["suspended"]),
             error=told["error"],
+            lag_most=told.get("lag_seconds_most"),
+            head_age=told.get("head_age_seconds"),
         )
     except (KeyError, TypeError) as error:
         raise AgentSilent(f"the agent's state lacks {error}; agent and gateway must be of one release") from error

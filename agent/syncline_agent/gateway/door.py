@@ -10,10 +10,12 @@ import asyncio
 from dataclasses import dataclass
 
 from syncline.clock import Clock
-from syncline_agent.gateway.admission import Admitted, Reason, Refused, Seen, judge
+from syncline_agent.gateway.admission import Admitted, Reason, Refused, Seen, Verdict, judge
 from syncline_agent.gateway.agent import Agent, AgentSilent
+from syncline_agent.gateway.bounds import lag_of
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.mirror import Mirror, Place
+from syncline_agent.gateway.pool import PoolPolicy
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.gateway.wanted import Wanted
 
@@ -45,10 +47,18 @@ class Door:
     """The one way to the engine for requests whose answers come from weights."""
 
     def __init__(
-        self, mirror: Mirror, agent: Agent, settings: GatewaySettings, *, clock: Clock, metrics: GatewayMetrics
+        self,
+        mirror: Mirror,
+        agent: Agent,
+        pool: PoolPolicy,
+        settings: GatewaySettings,
+        *,
+        clock: Clock,
+        metrics: GatewayMetrics,
     ) -> None:
         self._mirror = mirror
         self._agent = agent
+        self._pool = pool
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
@@ -57,21 +67,26 @@ class Door:
 
     @property
     def ready(self) -> bool:
-        """Whether what is served is proven, as far as anybody can tell now."""
+        """Whether what is served is proven, as far as anybody can tell now; however far it is behind."""
         return self._mirror.silence is None and isinstance(judge(Wanted(), self.seen()), Admitted)
 
     def seen(self) -> Seen:
         """The moment."""
-        mirror = self._mirror
-        return Seen(mirror.state, mirror.now.applied, mirror.silence, mirror.was_proven, mirror.pace)
+        mirror, applied = self._mirror, self._mirror.now.applied
+        lag = lag_of(mirror.state, applied, self._clock.monotonic() - mirror.state_at)
+        return Seen(mirror.state, applied, mirror.silence, mirror.was_proven, mirror.pace, lag)
+
+    def _judge(self, wanted: Wanted) -> Verdict:
+        return judge(wanted, self.seen(), self._pool.bounds)
 
     async def enter(self, wanted: Wanted) -> Pass:
         """Return when the request may go. NotAdmitted when it may not within its patience."""
         if wanted.anything:
-            verdict = judge(wanted, self.seen())
-            if isinstance(verdict, Refused):
+            verdict = self._judge(wanted)
+            if isinstance(verdict, Admitted):
+                return self._count(Pass(self._mirror.now, None))
+            if not verdict.waiting_helps:
                 raise NotAdmitted(verdict, self.seen())
-            return self._count(Pass(self._mirror.now, None))
         began = self._clock.monotonic()
         try:
             return self._count(await self._enter(wanted, began))
@@ -101,7 +116,7 @@ class Door:
         asked = settings.wait_seconds if wanted.wait_seconds is None else wanted.wait_seconds
         patience = min(asked, settings.most_wait_seconds)
         while True:
-            verdict = judge(wanted, self.seen())
+            verdict = self._judge(wanted)
             if isinstance(verdict, Admitted):
                 if wanted.exact is None:
                     return Pass(self._mirror.now, None)
@@ -128,7 +143,7 @@ class Door:
         held = False
         try:
             if await self._mirror.fresh():
-                verdict = judge(wanted, self.seen())
+                verdict = self._judge(wanted)
                 if isinstance(verdict, Refused):
                     return verdict
                 held = True

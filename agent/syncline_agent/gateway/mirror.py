@@ -48,6 +48,8 @@ class Mirror:
         self._times: deque[float] = deque(maxlen=RATES)
         self.state: State | None = None
         """What the agent said last; None while it never did."""
+        self.state_at = clock.monotonic()
+        """When it was asked for that."""
         self.silence: str | None = "the agent was not asked yet"
         """Why the agent cannot be asked now."""
         self.was_proven = False
@@ -147,10 +149,13 @@ class Mirror:
         self._take(page)
 
     async def _read_state(self) -> None:
+        asked = self._clock.monotonic()
         state = await self._agent.state()
         self.was_proven = self.was_proven or state.in_service
-        if state != self.state:
-            self.state = state
+        if asked < self.state_at:
+            return  # two were asked for at once, and this is the older
+        before, self.state, self.state_at = self.state, state, asked
+        if state != before:
             self._tell(self.silence)
 
     def _take(self, page: Entries) -> None:

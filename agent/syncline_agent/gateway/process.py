@@ -14,14 +14,17 @@ from structlog.typing import FilteringBoundLogger
 from syncline.clock import Clock
 from syncline_agent.gateway.advertising import advertised
 from syncline_agent.gateway.agent import Agent
+from syncline_agent.gateway.bounds import Bounds
 from syncline_agent.gateway.door import Door
 from syncline_agent.gateway.labelling import Labelling
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.mirror import Mirror
+from syncline_agent.gateway.pool import PoolPolicy
 from syncline_agent.gateway.relay import Engine
 from syncline_agent.gateway.server import GatewayServer
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.listening import listen
+from syncline_agent.policy import TargetFile
 
 GOODBYE_S = 30.0
 """What answers in flight get when the process ends."""
@@ -42,9 +45,15 @@ async def running(
     """A gateway that listens; the address. Rejected when that cannot be had."""
     agent, engine = Agent(settings.socket), Engine(settings)
     mirror = Mirror(agent, clock=clock, state_seconds=settings.state_seconds, log=log)
-    door = Door(mirror, agent, settings, clock=clock, metrics=metrics)
+    pool = PoolPolicy(
+        None if settings.target is None else TargetFile(settings.target),
+        Bounds(settings.max_version_lag, settings.max_lag_seconds),
+        log=log,
+    )
+    pool.look()
+    door = Door(mirror, agent, pool, settings, clock=clock, metrics=metrics)
     labelling = Labelling(engine, mirror, door, settings, randomness=randomness, metrics=metrics)
-    server = GatewayServer(engine, door, labelling, settings, metrics=metrics, log=log)
+    server = GatewayServer(engine, door, labelling, pool, settings, metrics=metrics, log=log)
     runner = web.AppRunner(
         server.app(),
         access_log=None,
@@ -54,7 +63,7 @@ async def running(
         auto_decompress=False,
         shutdown_timeout=goodbye_s,
     )
-    following = asyncio.create_task(mirror.follow())
+    following = asyncio.gather(mirror.follow(), pool.follow())
     try:
         await runner.setup()
         address = await listen(runner, settings.host, settings.port)

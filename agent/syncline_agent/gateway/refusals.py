@@ -1,6 +1,6 @@
 """Answers that the gateway gives by itself, in OpenAI's error shape: official clients parse them, and retry when it helps.
 
-The fields that a trainer decides by stand in the error's body (`applied`, `target`, `retry`, `retry_after`) and in headers.
+The fields that a trainer decides by stand in the error's body (`applied`, `target`, the lag, `retry`, `retry_after`) and in headers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def refused(refusal: Refused, seen: Seen) -> web.Response:
     more = {
         "applied": applied,
         "target": target,
+        "lag_versions": seen.lag.versions,
+        "lag_seconds": None if seen.lag.seconds is None else round(seen.lag.seconds, 3),
         "retry": refusal.retry,
         "retry_after": round(refusal.after_s, 3) if refusal.retry else None,
     }

@@ -23,6 +23,7 @@ from syncline_agent.gateway.door import Door
 from syncline_agent.gateway.labelling import Labelling
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.passing import pass_on
+from syncline_agent.gateway.pool import PoolPolicy
 from syncline_agent.gateway.relay import ClientGone, Engine, EngineAway, EngineLost
 from syncline_agent.gateway.routes import Routes, Shape
 from syncline_agent.gateway.settings import GatewaySettings
@@ -37,6 +38,7 @@ class GatewayServer:
         engine: Engine,
         door: Door,
         labelling: Labelling,
+        pool: PoolPolicy,
         settings: GatewaySettings,
         *,
         metrics: GatewayMetrics,
@@ -45,6 +47,7 @@ class GatewayServer:
         self._engine = engine
         self._door = door
         self._labelling = labelling
+        self._pool = pool
         self._settings = settings
         self._routes = Routes(settings.engine_kind, settings.open_paths)
         self._metrics = metrics
@@ -105,8 +108,8 @@ class GatewayServer:
         return web.Response(status=503, text="the engine does not answer\n", headers={"Retry-After": "1"})
 
     async def _status(self, _: web.Request) -> web.Response:
-        seen = self._door.seen()
-        state, applied = seen.state, seen.applied
+        seen, bounds = self._door.seen(), self._pool.bounds
+        state, applied, lag = seen.state, seen.applied, seen.lag
         return web.json_response(
             {
                 "ready": self._door.ready,
@@ -117,6 +120,13 @@ class GatewayServer:
                 "digest": applied and applied.digest,
                 "target": state and state.target,
                 "head": state and state.head,
+                "lag_versions": lag.versions,
+                "lag_seconds_most": None if lag.seconds is None else round(lag.seconds, 3),
+                "head_age_seconds": None if lag.head_age is None else round(lag.head_age, 3),
+                "max_version_lag": bounds and bounds.versions,
+                "max_lag_seconds": bounds and bounds.seconds,
+                "generation": self._pool.generation,
+                "target_error": self._pool.error,
                 "agent": seen.silence or "answers",
                 "engine": self._settings.engine_url,
                 "requests": {"waiting": self._metrics.waiting, "at_engine": self._metrics.begun.total()},

@@ -30,6 +30,10 @@ class GatewaySettings:
     most_waiting: int = 1024
     pin_seconds: float = 30.0
     """How long an `exact` request keeps commits out at most."""
+    target: Path | None = None
+    """The pool's target file; its bounds on lag hold in the place of those below."""
+    max_version_lag: int | None = None
+    max_lag_seconds: float | None = None
     kv_reuse: KvReuse = KvReuse.NEVER
     """Whether callers may have sessions, which find keys and values of older versions."""
     most_body_bytes: int = 32 << 20

@@ -1,8 +1,10 @@
 """Which version a request accepts: `weight_version` in its body, or `x-syncline-*` headers. Parses at the edge.
 
-weight_version: {"min": 7}, {"exact": 7}, {"max_lag": 2}, {"min": 7, "max_lag": 2}; each with "wait_seconds": 30
+weight_version: {"min": 7}, {"exact": 7}, {"max_lag": 2}, {"max_lag_seconds": 60}, {"min": 7, "max_lag": 2}; each with
+"wait_seconds": 30
 and, but for exact, with "session": "a name"
-x-syncline-min-version, x-syncline-exact-version, x-syncline-max-lag, x-syncline-wait-seconds, x-syncline-session
+x-syncline-min-version, x-syncline-exact-version, x-syncline-max-lag, x-syncline-max-lag-seconds, x-syncline-wait-seconds,
+x-syncline-session
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from syncline_agent.gateway.bounds import Bounds
+
 FIELD = "weight_version"
 HEADERS = {
     "min": "x-syncline-min-version",
     "exact": "x-syncline-exact-version",
     "max_lag": "x-syncline-max-lag",
+    "max_lag_seconds": "x-syncline-max-lag-seconds",
     "wait_seconds": "x-syncline-wait-seconds",
     "session": "x-syncline-session",
 }
@@ -40,11 +45,17 @@ class Wanted:
     """How long the caller waits for it; None leaves that to the gateway."""
     session: str | None = None
     """Whose keys and values may be found, of older versions too."""
+    max_lag_seconds: float | None = None
 
     @property
     def anything(self) -> bool:
         """Every version will do."""
-        return self.min is None and self.exact is None and self.max_lag is None
+        return self.min is None and self.exact is None and not self.bounds.any
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far behind what is served may be when the request is let in."""
+        return Bounds(self.max_lag, self.max_lag_seconds)
 
     def accepts(self, version: int) -> bool:
         """Whether a token of this version may be in the answer. How far behind is asked at admission only."""
@@ -61,7 +72,7 @@ def read_wanted(field: Any, headers: Mapping[str, str]) -> Wanted:
     if field is None:
         field = {}
     if not isinstance(field, dict):
-        raise BadWish(f"{FIELD} must be an object with min, exact or max_lag")
+        raise BadWish(f"{FIELD} must be an object with min, exact, max_lag or max_lag_seconds")
     unknown = set(field) - set(HEADERS)
     if unknown:
         raise BadWish(f"{FIELD} has no {min(unknown)!r:.60}; there are {', '.join(HEADERS)}")
@@ -77,11 +88,23 @@ def read_wanted(field: Any, headers: Mapping[str, str]) -> Wanted:
     wait = values["wait_seconds"]
     if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= 1e6):
         raise BadWish(f"{FIELD}.wait_seconds must be a number of seconds, 0 or more")
+    behind = values["max_lag_seconds"]
+    if behind is not None and (
+        isinstance(behind, bool) or not isinstance(behind, int | float) or not 0 < behind <= 1e9
+    ):
+        raise BadWish(f"{FIELD}.max_lag_seconds must be a number of seconds above 0")
     session = values["session"]
     if session is not None and (not isinstance(session, str) or not 0 < len(session) <= MOST_NAME):
         raise BadWish(f"{FIELD}.session must be a name of 1 to {MOST_NAME} characters")
-    wanted = Wanted(values["min"], values["exact"], values["max_lag"], None if wait is None else float(wait), session)
-    if wanted.exact is not None and (wanted.min is not None or wanted.max_lag is not None):
+    wanted = Wanted(
+        min=values["min"],
+        exact=values["exact"],
+        max_lag=values["max_lag"],
+        wait_seconds=None if wait is None else float(wait),
+        session=session,
+        max_lag_seconds=None if behind is None else float(behind),
+    )
+    if wanted.exact is not None and (wanted.min is not None or wanted.bounds.any):
         raise BadWish(f"{FIELD}.exact goes alone: one version is already named")
     if wanted.exact is not None and session is not None:
         raise BadWish(f"{FIELD}.exact has no session: its keys and values may be of other versions")

@@ -57,9 +57,7 @@ class AgentHere:
         self.report.say(run="demo", lineage="lineage-1")
 
     async def start(self) -> None:
-        face = make_face(
-            self.report.read, self.commits, pins=self.pins, wake=self._wake, advertising=self.advertising
-        )
+        face = make_face(self.report.read, self.commits, pins=self.pins, wake=self._wake, advertising=self.advertising)
         self._runner = web.AppRunner(face, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await listen_at(self._runner, self.socket)
@@ -88,7 +86,15 @@ class AgentHere:
 
     def _serves(self, version: int) -> None:
         self.version = version
-        self.report.say(applied=applied(version), in_service=True, target=version, head=version)
+        self.report.say(
+            applied=applied(version),
+            in_service=True,
+            target=version,
+            head=version,
+            lag_versions=0,
+            lag_most=0.0,
+            head_age=0.0,
+        )
 
     def _wake(self) -> None:
         self.wakes += 1
