@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from syncline_operator.api.schema import Part
+from syncline_operator.api.schema import Told
 from syncline_operator.api.values import Instant, Large, map_list
 
 READY = "Ready"
@@ -27,7 +27,7 @@ class Truth(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Condition(Part):
+class Condition(Told):
     """One fact about an object."""
 
     type: Annotated[str, Field(max_length=64)] = Field(description="What is told, one word in CamelCase.")

@@ -199,4 +199,4 @@ class PodTemplate(Part):
     @property
     def raw(self) -> dict[str, Any]:
         """As it was written."""
-        return self.to_json()
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

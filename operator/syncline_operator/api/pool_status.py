@@ -9,13 +9,13 @@ from pydantic import Field
 from syncline_operator.api.conditions import Conditions
 from syncline_operator.api.engine import ApplyPath
 from syncline_operator.api.run_status import VersionCount
-from syncline_operator.api.schema import Part
+from syncline_operator.api.schema import Told
 from syncline_operator.api.values import Count, Instant, Large, Span, VersionNumber, map_list
 
 Revision = Annotated[str, Field(max_length=63)]
 
 
-class LastSync(Part):
+class LastSync(Told):
     """The last version that all ready replicas came to serve."""
 
     version: VersionNumber = Field(description="The version.")
@@ -30,7 +30,7 @@ class LastSync(Part):
     bytes: Large | None = Field(default=None, description="Bytes that all agents fetched for it.")
 
 
-class PathCount(Part):
+class PathCount(Told):
     """How many replicas took their last version in a way."""
 
     path: ApplyPath = Field(
@@ -39,7 +39,7 @@ class PathCount(Part):
     replicas: Count = Field(description="How many took it so.")
 
 
-class AgentStatus(Part):
+class AgentStatus(Told):
     """The agents of the pool."""
 
     desired: Count = Field(
@@ -51,7 +51,7 @@ class AgentStatus(Part):
     )
 
 
-class CanaryStatus(Part):
+class CanaryStatus(Told):
     """A version that a few serve first."""
 
     version: VersionNumber = Field(description="The version.")
@@ -64,7 +64,7 @@ class CanaryStatus(Part):
     )
 
 
-class RolloutPoolStatus(Part):
+class RolloutPoolStatus(Told):
     """What is so."""
 
     observed_generation: Large | None = Field(

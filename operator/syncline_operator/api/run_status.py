@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from syncline_operator.api.conditions import Conditions
-from syncline_operator.api.schema import Part
+from syncline_operator.api.schema import Told
 from syncline_operator.api.values import ATOMIC, Count, Fraction, Instant, Large, Text, VersionNumber, map_list
 
 Word = Annotated[str, Field(max_length=253)]
@@ -15,7 +15,7 @@ Lineage = Annotated[str, Field(max_length=32)]
 Digest = Annotated[str, Field(max_length=32)]
 
 
-class LatestVersion(Part):
+class LatestVersion(Told):
     """The newest committed version."""
 
     version: VersionNumber = Field(description="Its number: 1, 2, 3, … without gaps in a run.")
@@ -41,21 +41,21 @@ class LatestVersion(Part):
     )
 
 
-class Veto(Part):
+class Veto(Told):
     """A version that was marked bad."""
 
     version: VersionNumber = Field(description="The version; replicas skip it, or leave it.")
     reason: Text = Field(default="", description="Why, as whoever marked it wrote.")
 
 
-class VersionCount(Part):
+class VersionCount(Told):
     """How many serve a version."""
 
     version: VersionNumber = Field(description="The version that is served.")
     replicas: Count = Field(description="How many serve it.")
 
 
-class Consumer(Part):
+class Consumer(Told):
     """A pool that reads the run, in any cluster, as its heartbeats in the store say."""
 
     cluster: Word = Field(description="Cluster of the pool, as its operator was told to call it.")
@@ -85,7 +85,7 @@ class Consumer(Part):
     error: Text | None = Field(default=None, description="What keeps most of the failing nodes from their target.")
 
 
-class ConsumerSummary(Part):
+class ConsumerSummary(Told):
     """All pools in one line."""
 
     pools: Count = Field(
@@ -98,7 +98,7 @@ class ConsumerSummary(Part):
     lag_seconds: Count | None = Field(default=None, description="The largest lag of any pool, in seconds.")
 
 
-class SourceStatus(Part):
+class SourceStatus(Told):
     """What the watched source holds."""
 
     published: Count = Field(default=0, description="Checkpoints that became versions since the service started.")
@@ -110,7 +110,7 @@ class SourceStatus(Part):
     waits_for: Text | None = Field(default=None, description="What must be there before anything can be published.")
 
 
-class Chain(Part):
+class Chain(Told):
     """How far a joiner has to go."""
 
     length: Count = Field(default=0, description="Versions from the newest anchor to the newest version.")
@@ -118,7 +118,7 @@ class Chain(Part):
     full_bytes: Large = Field(default=0, description="Bytes of all weights: what an anchor takes.")
 
 
-class TrainingRunStatus(Part):
+class TrainingRunStatus(Told):
     """What is so."""
 
     observed_generation: Large | None = Field(

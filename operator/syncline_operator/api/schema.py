@@ -5,6 +5,7 @@ Refuses what it does not know: a keyword that an API server would drop in silenc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, cast
 
@@ -45,6 +46,8 @@ class Part(BaseModel):
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
     """What must hold between fields."""
+    told: ClassVar[bool] = False
+    """Whether the operator tells it: then a server must fill nothing in, which would look like news."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -55,6 +58,8 @@ class Part(BaseModel):
             if isinstance(made, type) and issubclass(made, Part):
                 # Whole, not {}: an API server judges a default by the struct's rules before it fills it in.
                 properties[info.alias or name]["default"] = _tidy(made().to_json())
+            if cls.told:
+                properties[info.alias or name].pop("default", None)
         if cls.rules:
             schema["x-kubernetes-validations"] = [rule.to_schema() for rule in cls.rules]
         if cls.model_config.get("extra") == "allow":
@@ -64,6 +69,12 @@ class Part(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """As an API server takes it; what is not set is left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Told(Part):
+    """A struct of a status. Its defaults are for whoever makes one, and stand in no schema."""
+
+    told: ClassVar[bool] = True
 
 
 def _tidy(value: Any) -> Any:
@@ -98,6 +109,9 @@ def _converted(schema: Mapping[str, Any], named: Mapping[str, Any], *, at: str) 
             converted[keyword] = value
         elif keyword not in _DROPPED:
             raise ValueError(f"{at}: {keyword!r} cannot stand in a structural schema")
+    if isinstance(default := converted.get("default"), bool | int | str) and default != "":
+        # kubectl explain shows no defaults.
+        converted["description"] = f"{converted.get('description', '')} Default: {json.dumps(default).strip(chr(34))}."
     if converted.get("type") == "integer":
         converted["format"] = "int32" if converted.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
     return {keyword: converted[keyword] for keyword in sorted(converted, key=_place)}
