@@ -96,6 +96,28 @@ def test_a_session_is_nothing_to_an_engine_that_was_not_told_of_sessions(make: M
     assert ([True] if kv is KvPolicy.RESET else []) == core.scheduler.resets
 
 
+def test_sessions_end_where_an_engine_goes_back_for_those_too_that_wait_meanwhile(make: Make) -> None:
+    core, gate = make(kv=KvPolicy.SESSIONS)
+    for number in (2, 3):
+        write(gate, number)
+        gate.publish()
+    before = core.ask("a", 1, cache_salt=SESSION + "s")
+    assert (1, "length") == core.told("a")
+    core.scheduler.set_pause_state(1)
+    waiting = core.ask("w", 1, cache_salt=SESSION + "s")
+    while "w" not in core.scheduler.requests:
+        core.pace.wait(0.001)
+    assert before.block_hashes == waiting.block_hashes
+    write(gate, 2)
+    gate.publish()
+    core.scheduler.set_pause_state(0)
+    core.input_queue.put("wake")
+    assert (1, "length") == core.told("w")
+    after = core.ask("b", 1, cache_salt=SESSION + "s")
+    assert (1, "length") == core.told("b")
+    assert before.block_hashes != after.block_hashes == waiting.block_hashes
+
+
 def test_what_weights_in_doubt_computed_is_found_by_no_session(make: Make) -> None:
     unfit: list[str] = []
     core, gate = make(kv=KvPolicy.SESSIONS, unfit=lambda: unfit[0] if unfit else None)

@@ -1,8 +1,9 @@
 """Names in vLLM's prefix cache: keys and values that other weights computed are never found under the present ones.
 
 Each write begins a new name, an undo too: requests that went on through the write before have left blocks of mixed weights
-under the older one. A session's name stays, where the engine was told to leave it, until weights were in doubt: a caller may accept
-what older versions computed, and nobody what no version did. It changes requests only, and only between steps.
+under the older one. A session's name stays, where the engine was told to leave it, until the engine goes back or weights were in
+doubt: a caller accepts what older versions computed, not what one did that is served no more, or none. It changes requests only, and
+only between steps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Named:
     """The request's id as its client knows it; of one of several choices, with the choice's number before it."""
     session: bool
     turn: int
-    """How many writes had been when it was named, of a session how often weights were in doubt."""
+    """How many writes had been when it was named, of a session how often all sessions had ended."""
     skips: bool = False
     """Whether the request reads no prefix cache, as its client asked."""
 
@@ -44,7 +45,8 @@ class CacheNames:
         """`engine` is unlike every other engine's, started before or beside this one: caches outside may outlive both."""
         self._kv = kv
         self._engine = engine
-        self._writes = self._doubts = 0
+        self._writes = self._ends = 0
+        self._version = 0
         self._stale: dict[str, Any] = {}
         self._outside: dict[str, str] = {}
         """Names of requests outside by their ids, in the order in which they came; who hangs up leaves its own until a write."""
@@ -53,7 +55,7 @@ class CacheNames:
         return f"{named.salt or ''}\x1fsyncline {self._engine} {named.turn}"
 
     def _turn(self, session: bool) -> int:
-        return self._doubts if session else self._writes
+        return self._ends if session else self._writes
 
     def begin(self, request: Any) -> _Named:
         """Name a request that comes in, before vLLM hashes its prompt. From the thread that takes requests in."""
@@ -88,16 +90,24 @@ class CacheNames:
             return
         for request in scheduler.requests.values():
             named: _Named | None = getattr(request, "syncline", None)
-            if named is None or named.session or request.is_finished() or request.num_computed_tokens:
+            if named is None or request.is_finished() or request.num_computed_tokens:
                 continue  # one that runs keeps its name: nobody else looks there any more
+            if named.turn == self._turn(named.session):
+                continue
             if request.request_id not in self._stale:
                 named.skips = request.skip_reading_prefix_cache
             request.skip_reading_prefix_cache = True
             self._stale[request.request_id] = request
 
+    def serve(self, version: int) -> None:
+        """What is computed from here on is of this version. Before `next`."""
+        if version < self._version:
+            self._ends += 1  # what is gone back from may be a version that was found to be bad
+        self._version = version
+
     def doubt(self) -> None:
         """Weights are not what any version says, or may not be: what they computed is no session's. All requests end now."""
-        self._doubts += 1
+        self._ends += 1
 
     def catch_up(self, scheduler: Any) -> None:
         """Name some requests anew that waited through a write and wait still."""

@@ -186,12 +186,13 @@ class CoreGate:
         if policy is Policy.ABORT:
             ended = self._core.scheduler.finish_requests(None, self._terms.aborted)
             self._core._send_abort_outputs(ended)
-        self.names.next(self._core.scheduler)
         self.stamp(version)
+        self.names.next(self._core.scheduler)
         self._withheld = []
 
     def stamp(self, version: int) -> None:
         """What vLLM says of tokens from here on, in answers and by its routes."""
+        self.names.serve(version)
         if hasattr(self._core, "set_weight_version"):
             self._core.set_weight_version(str(version))
 
