@@ -81,7 +81,9 @@ def test_no_caller_meets_another_s_name_by_choosing_its_own() -> None:
         (Kind.VLLM, Shape.EMBEDDINGS, {"cache_salt": None}, Named("cache_salt")),
         (Kind.VLLM, Shape.CHAT, {"cache_salt": "mine", "extra_key": 7}, Named("cache_salt", "mine")),
         (Kind.VLLM, Shape.TOKENS, {"kv_transfer_params": {}}, Named("cache_salt", apart=False)),
-        (Kind.SGLANG, Shape.NATIVE, {}, Named("extra_key")),
+        (Kind.VLLM, Shape.TOKENS, {"sampling_params": {"extra_args": {}}}, Named("cache_salt", apart=False)),
+        (Kind.VLLM, Shape.TOKENS, {"sampling_params": {"n": 2}}, Named("cache_salt")),
+        (Kind.SGLANG, Shape.NATIVE, {"sampling_params": [{}]}, Named("extra_key")),
         (Kind.SGLANG, Shape.NATIVE, {"extra_key": ["a", ""], "cache_salt": "b"}, Named("extra_key", ["a", ""])),
         (Kind.SGLANG, Shape.CHAT, {"extra_key": ""}, Named("extra_key")),
         (Kind.SGLANG, Shape.CHAT, {"bootstrap_room": 0}, Named("extra_key", apart=False)),
@@ -223,6 +225,22 @@ def test_a_session_is_one_name_across_commits_where_the_pool_has_sessions(tmp_pa
     first, other, later = asyncio.run(go())
     assert first == later != other
     assert is_session(first)
+
+
+def test_a_salt_of_any_size_is_sent_as_a_short_name_and_one_that_is_none_is_the_caller_s_fault(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with open_lane(tmp_path, answer_whole) as lane:
+            for salt in ("x" * 1_000_000, "@/\\\0", "\ud800"):
+                assert 200 == (await lane.ask(ASK | {"cache_salt": salt}))[0]
+            names = [json.loads(body)["cache_salt"] for body in lane.engine.bodies]
+            assert 3 == len(set(names)) == len([one for one in names if PLAIN.fullmatch(one)])
+            for salt in ("", 7, ["a"]):
+                status, told, _ = await lane.ask(ASK | {"cache_salt": salt})
+                error = told["error"]
+                assert (400, "bad_request", "cache_salt") == (status, error["code"], error["param"])
+            assert 3 == len(lane.engine.bodies)
+
+    asyncio.run(go())
 
 
 def test_a_pool_without_sessions_refuses_who_asks_for_one_by_name(tmp_path: Path) -> None:

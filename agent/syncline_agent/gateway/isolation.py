@@ -22,7 +22,7 @@ from syncline_agent.lane.sessions import SESSION
 PREFIX = "syncline-"
 MOST_GIVEN = 4096
 """Names of a batch: each is hashed here, and grows."""
-_ELSEWHERE = ("kv_transfer_params", "bootstrap_host", "bootstrap_room", "session_params")
+_ELSEWHERE = ("kv_transfer_params", "bootstrap_host", "bootstrap_room", "kv_router_hint", "session_params")
 """By these an engine takes keys and values from where no name of ours keeps them apart."""
 
 
@@ -70,7 +70,9 @@ UNNAMED = Named()
 
 def read_named(fields: Mapping[str, Any], kind: Kind, shape: Shape) -> Named:
     """BadName for what no engine takes, so that a name that says nothing does not come to mean one."""
-    apart = all(fields.get(name) is None for name in _ELSEWHERE)
+    sampling = fields.get("sampling_params")
+    extra = isinstance(sampling, dict) and sampling.get("extra_args") is not None  # as vLLM passes them on within
+    apart = not extra and all(fields.get(name) is None for name in _ELSEWHERE)
     if kind is Kind.REFERENCE:
         return Named(apart=apart)  # it keeps none beyond a request
     if kind is Kind.VLLM:
