@@ -26,6 +26,7 @@ from syncline_agent.healing import Healer
 from syncline_agent.heartbeat import Heart
 from syncline_agent.held import Held
 from syncline_agent.lag import Lag
+from syncline_agent.lane.epochs import Epochs
 from syncline_agent.lane.pins import LOOK_AGAIN_S, Pins
 from syncline_agent.nodecheckpoint import Chain, NodeCheckpoint, path_chunks
 from syncline_agent.nodefiles import NodeFiles, node_trouble
@@ -52,6 +53,7 @@ class Follower:
         heart: Heart,
         reporter: Reporter,
         pins: Pins,
+        epochs: Epochs,
         settings: FollowSettings,
         clock: Clock,
         random: random.Random,
@@ -65,6 +67,7 @@ class Follower:
         self._heart = heart
         self._report = reporter
         self._pins = pins
+        self._epochs = epochs
         self._settings = settings
         self._clock = clock
         self._random = random
@@ -164,6 +167,7 @@ class Follower:
             )
             return self._enter(Phase.FAILED if described.error else Phase.IDLE, self._poll_delay())
         self._held.check_run(chain, target, self._checkpoint.path)
+        self._epochs.ask(applied, lambda: chain.reader.manifest(applied.version).epoch)
         if wanted is None or wanted.version == applied.version:
             return self._rest(wanted, applied, target)
         if self._chooser.lags(wanted, applied, target):
@@ -267,6 +271,8 @@ class Follower:
             self._log.info("left a staged version that was marked bad", version=sync.target.version, reason=reason)
             self._drop_sync()
             return self._enter(Phase.IDLE)
+        # Before a gateway can hear of the commit.
+        self._epochs.learn(chain.lineage, chain.reader.keys.view, sync.target.version, sync.target.epoch)
         result = self._switch.commit(sync, target.policy)
         if result is None:
             return self._enter(Phase.PLAN)

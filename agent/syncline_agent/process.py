@@ -28,6 +28,7 @@ from syncline_agent.follower import Follower
 from syncline_agent.heartbeat import Heart
 from syncline_agent.lane.advertised import Advertising
 from syncline_agent.lane.commits import CommitLog
+from syncline_agent.lane.epochs import Epochs
 from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.lane.pins import Pins
 from syncline_agent.listening import listen
@@ -80,6 +81,7 @@ class Node:
             gateway=self.advertising.now,
         )
         self.pins = Pins(clock)
+        self.epochs = Epochs()
         self.follower = Follower(
             engine=engine,
             chains=_chains(sources, self.files, self.reporter, pool, log),
@@ -89,6 +91,7 @@ class Node:
             heart=self.heart,
             reporter=self.reporter,
             pins=self.pins,
+            epochs=self.epochs,
             settings=settings.follow,
             clock=clock,
             random=_derived(random),
@@ -180,7 +183,12 @@ async def serve(
     await runner.setup()
     # Whoever waits for a commit there need not be waited for.
     answers = make_face(
-        node.reporter.read, commits, pins=node.pins, wake=machines[0].wake, advertising=node.advertising
+        node.reporter.read,
+        commits,
+        pins=node.pins,
+        wake=machines[0].wake,
+        advertising=node.advertising,
+        epochs=node.epochs,
     )
     face = web.AppRunner(answers, access_log=None, shutdown_timeout=0.5)
     await face.setup()

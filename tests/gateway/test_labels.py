@@ -55,8 +55,9 @@ def test_a_label_says_what_is_known(case: tuple[Asked, Any, Place, Any, Any, Any
     found = label(request, counts, place, crossed)
     versions = [None if c.spans is None else [span.version for span in c.spans] for c in found.choices]
     assert expected == [found.start, found.end, versions, found.unknown is not None]
-    said = found.to_json("r", "demo")
+    said = found.to_json("r", "demo", 4)
     assert ("unknown" in said) == expected[-1]
+    assert 4 == said["epoch"]
     if found.end is not None:
         assert applied(found.end).digest[:12] == said["digest"]
 

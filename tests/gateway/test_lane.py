@@ -96,6 +96,38 @@ def test_tokens_are_told_apart_by_what_the_engine_counted_at_the_commits_in_betw
     assert [(0, 3, 8), (3, 4, 9)] == [(s["first"], s["last"], s["version"]) for s in label["choices"][0]["spans"]]
 
 
+def test_an_answer_says_the_writer_s_epoch_of_its_last_version_though_the_agent_learns_it_late(tmp_path: Path) -> None:
+    lanes: list[Lane] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        agent = lanes[0].agent
+        if agent.version == 7:
+            agent.epochs.learn("lineage-1", "main", 8, 2)
+            agent.commit(8, spans={f"cmpl-{request.headers['X-Request-Id']}-0": 2})
+        return web.json_response(completion())
+
+    async def go() -> None:
+        async with open_lane(tmp_path, answer) as lane:
+            lanes.append(lane)
+            _, got, headers = await lane.ask(ASK)
+            assert (7, 8, 2, "2") == (
+                *(got["weight_version"][name] for name in ("start", "end", "epoch")),
+                headers["x-syncline-epoch"],
+            )
+            lane.agent.commit(9, spans={}, ended=[])
+            _, got, headers = await lane.ask(ASK)
+            assert (9, None, None) == (
+                *(got["weight_version"][name] for name in ("end", "epoch")),
+                headers.get("x-syncline-epoch"),
+            )
+            lane.agent.epochs.learn("lineage-1", "main", 9, 3)
+            while (await (await lane.http.get("/status")).json())["epoch"] != 3:
+                await asyncio.sleep(0.01)
+            assert 3 == (await lane.ask(ASK))[1]["weight_version"]["epoch"]
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("what", ["uncounted", "lost", "another agent", "no agent"])
 def test_where_nobody_can_tell_no_version_is_named_and_who_asked_for_one_gets_no_answer(
     tmp_path: Path, what: str

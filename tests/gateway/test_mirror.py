@@ -174,7 +174,12 @@ def test_a_question_that_is_lost_is_asked_again(tmp_path: Path) -> None:
             return web.Response(status=500) if asked == 1 else await handler(request)
 
         face = make_face(
-            here.report.read, here.commits, pins=here.pins, wake=lambda: None, advertising=here.advertising
+            here.report.read,
+            here.commits,
+            pins=here.pins,
+            wake=lambda: None,
+            advertising=here.advertising,
+            epochs=here.epochs,
         )
         face.middlewares.append(lose_the_first)
         runner = web.AppRunner(face)

@@ -18,6 +18,7 @@ from syncline.metrics import Metrics
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.lane.advertised import Advertised, Advertising
 from syncline_agent.lane.commits import CommitLog
+from syncline_agent.lane.epochs import Epochs
 from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.lane.pins import Pins
 from syncline_agent.reporting import Reporter
@@ -35,12 +36,20 @@ def ask(
     pins: Pins | None = None,
     wake: Callable[[], None] = lambda: None,
     advertising: Advertising | None = None,
+    epochs: Epochs | None = None,
 ) -> Any:
     """What `what` finds at a face of these parts."""
 
     async def go() -> Any:
         heard = advertising or Advertising(ManualClock())
-        face = make_face(report.read, commits, pins=pins or Pins(ManualClock()), wake=wake, advertising=heard)
+        face = make_face(
+            report.read,
+            commits,
+            pins=pins or Pins(ManualClock()),
+            wake=wake,
+            advertising=heard,
+            epochs=epochs or Epochs(),
+        )
         runner = web.AppRunner(face, access_log=None)
         await runner.setup()
         try:
@@ -71,7 +80,8 @@ def test_a_gateway_reads_what_is_served_and_where_the_log_stands(tmp_path: Path,
     path.write_text("left by an agent that was killed")
     code, told = ask(path, commits, report, state)
     assert 200 == code
-    assert {"lineage": "run", "view": "main", "version": 7, "digest": "d7", "proven": True} == told["applied"]
+    served = {"lineage": "run", "view": "main", "version": 7, "digest": "d7", "proven": True, "epoch": None}
+    assert served == told["applied"]
     assert ("a1", 1, True, 9, 2, 0.123) == tuple(
         told[name] for name in ("log", "last", "in_service", "target", "lag_versions", "lag_seconds")
     )
@@ -94,6 +104,23 @@ def test_a_gateway_reads_which_tokens_came_before_a_commit(tmp_path: Path, repor
     assert (6, 7) == (crossed["before"]["version"], crossed["after"]["version"])
     assert ({"cmpl-x": 12}, ["cmpl-y"]) == (crossed["spans"], crossed["ended"])
     assert (7, None, None, None) == (failed["before"]["version"], failed["after"], failed["spans"], failed["ended"])
+
+
+def test_a_gateway_reads_the_writer_s_epoch_of_what_is_and_was_applied_as_far_as_it_is_known(
+    tmp_path: Path, report: Reporter
+) -> None:
+    commits, epochs = CommitLog("a1"), Epochs()
+    commits.note(Crossing(SIX, SEVEN, {}, []))
+    report.say(run="r", applied=SEVEN)
+    epochs.learn("run", "main", 7, 3)
+    epochs.learn("another", "main", 6, 2)
+
+    async def both(session: ClientSession) -> Any:
+        async with session.get("/v1/state") as state, session.get("/v1/commits") as page:
+            commit = (await page.json())["commits"][0]
+            return (await state.json())["applied"]["epoch"], commit["before"]["epoch"], commit["after"]["epoch"]
+
+    assert (3, None, 3) == ask(tmp_path / "gateway.sock", commits, report, both, epochs=epochs)
 
 
 def test_a_gateway_that_waits_hears_of_a_commit_made_in_another_thread(tmp_path: Path, report: Reporter) -> None:

@@ -362,6 +362,11 @@ class Fleet:
         self.publisher.open()
         self.agents: list[subprocess.Popen[bytes]] = []
 
+    def take_over(self) -> None:
+        """Another writer begins, by a version of its own."""
+        self.publisher = Publisher(LocalStore(self.store), "demo")
+        self.publisher.open()
+
     def publish(self, version: int) -> None:
         """A version of the tiny run."""
         digest = self.publish_model(version, self.tiny.model(version))

@@ -214,6 +214,13 @@ def test_a_version_is_waited_for_pinned_refused_and_served_again_whatever_is_res
     gateway.wait_ready()
     assert (3, 3) == tuple(ask(client, seed=1, tokens=8)["weight_version"][name] for name in ("start", "end"))
 
+    # Another writer takes the run over: its first version, which changes nothing, is of the next epoch
+    fleet.take_over()
+    taken = [ask(client, seed=1, tokens=8, wanted={"min": 4, "wait_seconds": PATIENCE_S}), told, kept[0]]
+    assert [(4, 2), (None, None), (1, 1)] == [
+        (one["weight_version"]["end"], one["weight_version"]["epoch"]) for one in taken
+    ]
+
     engine.kill()
     with pytest.raises(openai.InternalServerError) as dead:
         ask(client, seed=1, tokens=8)

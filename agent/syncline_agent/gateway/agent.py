@@ -38,6 +38,8 @@ class State:
     lag_most: float | None = field(default=None, compare=False)
     """Ages are no news: they grow by themselves."""
     head_age: float | None = field(default=None, compare=False)
+    epoch: int | None = None
+    """The writer's, of what is applied; None where the agent does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Entry:
 
     seq: int
     crossing: Crossing
+    epoch: int | None = None
+    """The writer's, of what is applied after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ def _state(told: Mapping[str, Any]) -> State:
             error=told["error"],
             lag_most=told.get("lag_seconds_most"),
             head_age=told.get("head_age_seconds"),
+            epoch=_epoch(told["applied"]),
         )
     except (KeyError, TypeError) as error:
         raise AgentSilent(f"the agent's state lacks {error}; agent and gateway must be of one release") from error
@@ -143,7 +148,7 @@ def _state(told: Mapping[str, Any]) -> State:
 
 def _entries(told: Mapping[str, Any]) -> Entries:
     try:
-        commits = [Entry(c["seq"], _crossing(c)) for c in told["commits"]]
+        commits = [Entry(c["seq"], _crossing(c), _epoch(c["after"])) for c in told["commits"]]
         return Entries(told["log"], told["first"], told["last"], commits)
     except (KeyError, TypeError) as error:
         raise AgentSilent(f"the agent's log lacks {error}; agent and gateway must be of one release") from error
@@ -160,3 +165,7 @@ def _applied(told: Mapping[str, Any] | None) -> Applied | None:
     if told is None:
         return None
     return Applied(told["lineage"], told["view"], told["version"], told["digest"], told["proven"])
+
+
+def _epoch(told: Mapping[str, Any] | None) -> int | None:
+    return None if told is None else told.get("epoch")

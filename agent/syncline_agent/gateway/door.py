@@ -76,6 +76,11 @@ class Door:
         lag = lag_of(mirror.state, applied, self._clock.monotonic() - mirror.state_at)
         return Seen(mirror.state, applied, mirror.silence, mirror.was_proven, mirror.pace, lag)
 
+    @property
+    def epoch(self) -> int | None:
+        """The writer's, of what is applied."""
+        return self._mirror.epoch_of(self._mirror.now.applied)
+
     def _judge(self, wanted: Wanted) -> Verdict:
         return judge(wanted, self.seen(), self._pool.bounds)
 

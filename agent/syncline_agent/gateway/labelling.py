@@ -164,7 +164,8 @@ class Labelling:
 
     def _say(self, found: Label, asked: Asked) -> dict[str, Any]:
         state = self._mirror.state
-        return found.to_json(asked.request_id, None if state is None else state.run)
+        epoch = self._mirror.epoch_of(found.served)
+        return found.to_json(asked.request_id, None if state is None else state.run, epoch)
 
     def _count(self, outcome: str, reason: str) -> None:
         self._metrics.requests.labels(outcome, reason).inc()
@@ -175,6 +176,7 @@ def _headers(said: dict[str, Any]) -> dict[str, str]:
         "x-syncline-version-start": said["start"],
         "x-syncline-version-end": said["end"],
         "x-syncline-lineage": said["lineage"],
+        "x-syncline-epoch": said["epoch"],
         "x-syncline-digest": said["digest"],
         "x-syncline-kv": said["kv"],
     }

@@ -65,7 +65,7 @@ class Label:
         """Whether the answer is what was asked for: not when nobody can tell."""
         return not wanted.binds_tokens or (self.unknown is None and all(map(wanted.accepts, self.versions)))
 
-    def to_json(self, request_id: str, run: str | None) -> dict[str, Any]:
+    def to_json(self, request_id: str, run: str | None, epoch: int | None) -> dict[str, Any]:
         """The field `weight_version` of an answer."""
         served = self.served
         said: dict[str, Any] = {"start": self.start, "end": self.end}
@@ -86,6 +86,7 @@ class Label:
             "run": run,
             "view": served and served.view,
             "lineage": served and served.lineage,
+            "epoch": epoch,
             "digest": served and served.digest[:SHORT_DIGEST],
             "proven": served is not None and served.proven,
             "kv": self.kv,

@@ -17,6 +17,7 @@ from structlog.typing import FilteringBoundLogger
 from syncline.clock import Clock
 from syncline_agent.engine import Applied, Crossing
 from syncline_agent.gateway.agent import Agent, AgentSilent, Entries, Entry, State
+from syncline_agent.lane.epochs import Epochs
 
 POLL_S = 30
 TROUBLE_S = 0.2
@@ -45,6 +46,7 @@ class Mirror:
         self._last = 0
         self._kept: deque[Entry] = deque()
         self._applied: Applied | None = None
+        self._epochs = Epochs()
         self._times: deque[float] = deque(maxlen=RATES)
         self.state: State | None = None
         """What the agent said last; None while it never did."""
@@ -68,6 +70,10 @@ class Mirror:
         if len(self._times) < 2:
             return None
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+
+    def epoch_of(self, held: Applied | None) -> int | None:
+        """The writer's epoch of a version that was applied here; None where the agent never said it."""
+        return self._epochs.of(held)
 
     def since(self, place: Place) -> Sequence[Crossing] | None:
         """What came after a place; None when nobody can tell."""
@@ -155,6 +161,7 @@ class Mirror:
         if asked < self.state_at:
             return  # two were asked for at once, and this is the older
         before, self.state, self.state_at = self.state, state, asked
+        self._learn(state.applied, state.epoch)
         if state != before:
             self._tell(self.silence)
 
@@ -174,10 +181,15 @@ class Mirror:
             self._last = entry.seq
             self._kept.append(entry)
             self._applied = entry.crossing.after
+            self._learn(entry.crossing.after, entry.epoch)
             self._times.append(self._clock.monotonic())
             self._tell(self.silence)
         while self._kept and self._kept[0].seq < page.first:
             self._kept.popleft()  # the agent's bound on what a log may hold is this one's, too
+
+    def _learn(self, applied: Applied | None, epoch: int | None) -> None:
+        if applied is not None and epoch is not None:
+            self._epochs.learn(applied.lineage, applied.view, applied.version, epoch)
 
     def _tell(self, silence: str | None) -> None:
         self.silence = silence

@@ -117,6 +117,7 @@ class GatewayServer:
                 "view": state and state.view,
                 "applied": None if applied is None else applied.version,
                 "lineage": applied and applied.lineage,
+                "epoch": self._door.epoch,
                 "digest": applied and applied.digest,
                 "target": state and state.target,
                 "head": state and state.head,

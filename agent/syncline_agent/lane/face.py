@@ -19,6 +19,7 @@ from syncline.wire.records import is_gateway_url
 from syncline_agent.engine import Applied
 from syncline_agent.lane.advertised import Advertised, Advertising
 from syncline_agent.lane.commits import CommitLog, Noted, Page
+from syncline_agent.lane.epochs import Epochs
 from syncline_agent.lane.pins import MOST_PIN_S, Pins
 from syncline_agent.status import Status, ages
 
@@ -33,11 +34,12 @@ def make_face(
     pins: Pins,
     wake: Callable[[], None],
     advertising: Advertising,
+    epochs: Epochs,
 ) -> web.Application:
     """Routes over what is handed in; starts nothing. `wake` has the follower look at once."""
 
     async def show_state(_request: web.Request) -> web.Response:
-        return web.json_response(_state(status(), commits))
+        return web.json_response(_state(status(), commits, epochs))
 
     async def show_commits(request: web.Request) -> web.Response:
         try:
@@ -51,7 +53,7 @@ def make_face(
                 "log": page.log,
                 "first": page.first,
                 "last": page.last,
-                "commits": [_commit(noted) for noted in page.commits],
+                "commits": [_commit(noted, epochs) for noted in page.commits],
             }
         )
 
@@ -159,7 +161,7 @@ def _advertised(told: Any) -> Advertised:
     return Advertised(told["url"], waiting, at_engine)
 
 
-def _state(status: Status, commits: CommitLog) -> dict[str, Any]:
+def _state(status: Status, commits: CommitLog, epochs: Epochs) -> dict[str, Any]:
     page = commits.since(2**62)
     engine = status.engine
     return {
@@ -176,7 +178,7 @@ def _state(status: Status, commits: CommitLog) -> dict[str, Any]:
         "suspended": status.suspended,
         "head": status.head,
         "target": status.target,
-        "applied": _applied(status.applied),
+        "applied": _applied(status.applied, epochs),
         "in_service": status.in_service,
         "lag_versions": status.lag_versions,
         "lag_seconds": round(status.lag_seconds, 3),
@@ -185,16 +187,16 @@ def _state(status: Status, commits: CommitLog) -> dict[str, Any]:
     }
 
 
-def _applied(held: Applied | None) -> dict[str, Any] | None:
-    return None if held is None else asdict(held)
+def _applied(held: Applied | None, epochs: Epochs) -> dict[str, Any] | None:
+    return None if held is None else asdict(held) | {"epoch": epochs.of(held)}
 
 
-def _commit(noted: Noted) -> dict[str, Any]:
+def _commit(noted: Noted, epochs: Epochs) -> dict[str, Any]:
     crossing = noted.crossing
     return {
         "seq": noted.seq,
-        "before": _applied(crossing.before),
-        "after": _applied(crossing.after),
+        "before": _applied(crossing.before, epochs),
+        "after": _applied(crossing.after, epochs),
         "spans": None if crossing.spans is None else dict(crossing.spans),
         "ended": None if crossing.ended is None else list(crossing.ended),
     }

@@ -26,6 +26,7 @@ from syncline_agent.gateway.routes import Kind
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.lane.advertised import Advertising
 from syncline_agent.lane.commits import CommitLog
+from syncline_agent.lane.epochs import Epochs
 from syncline_agent.lane.face import listen_at, make_face
 from syncline_agent.lane.pins import Pins
 from syncline_agent.reporting import Reporter
@@ -53,11 +54,19 @@ class AgentHere:
         self.commits = CommitLog(self.name)
         self.pins = Pins(SystemClock())
         self.advertising = Advertising(SystemClock())
+        self.epochs = Epochs()
         self.report = Reporter(Identity("c", "n", "p", "node-0"), Metrics())
         self.report.say(run="demo", lineage="lineage-1")
 
     async def start(self) -> None:
-        face = make_face(self.report.read, self.commits, pins=self.pins, wake=self._wake, advertising=self.advertising)
+        face = make_face(
+            self.report.read,
+            self.commits,
+            pins=self.pins,
+            wake=self._wake,
+            advertising=self.advertising,
+            epochs=self.epochs,
+        )
         self._runner = web.AppRunner(face, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await listen_at(self._runner, self.socket)
