@@ -6,7 +6,6 @@ Bytes in, events out; knows nothing of what is in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 MOST_EVENT_BYTES = 16 << 20
 _ENDS = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -21,26 +20,36 @@ class Events:
 
     def __init__(self) -> None:
         self._kept = b""
+        self._at = 0
         self._looked = 0
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The events that are whole by now, in order, their blank line included. TooLong when one does not end."""
-        if not self._kept and data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
-            yield data  # one event as it was sent: nearly always
-            return
-        kept = self._kept + data if self._kept else data
-        start, look = 0, max(0, self._looked - 3)
-        while found := _ENDS.search(kept, look):
-            yield kept[start : found.end()]
-            start = look = found.end()
-        self._kept, self._looked = kept[start:], len(kept) - start
-        if self._looked > MOST_EVENT_BYTES:
-            raise TooLong(f"an event of more than {MOST_EVENT_BYTES} bytes")
+    def feed(self, data: bytes) -> None:
+        """More of the stream."""
+        self._kept = self._kept[self._at :] + data if self._at < len(self._kept) else data
+        self._looked -= self._at
+        self._at = 0
+
+    def next(self) -> bytes | None:
+        """The next event that is whole by now, its blank line included. TooLong when one does not end."""
+        kept, at = self._kept, self._at
+        if at == len(kept):
+            return None
+        if not at and kept.endswith(b"\n\n") and kept.find(b"\n\n") == len(kept) - 2 and b"\r" not in kept:
+            self._at = self._looked = len(kept)
+            return kept  # one event as it was sent: nearly always
+        found = _ENDS.search(kept, max(at, self._looked - 3))
+        if found is None:
+            self._looked = len(kept)
+            if len(kept) - at > MOST_EVENT_BYTES:
+                raise TooLong(f"an event of more than {MOST_EVENT_BYTES} bytes")
+            return None
+        self._at = self._looked = found.end()
+        return kept[at : found.end()]
 
     @property
     def rest(self) -> bytes:
         """What came after the last whole event."""
-        return self._kept
+        return self._kept[self._at :]
 
 
 def payload(event: bytes) -> bytes | None:

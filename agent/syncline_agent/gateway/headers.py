@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict, MultiMapping
 
 OURS = "x-syncline-"
 HOP_BY_HOP = frozenset(
@@ -22,7 +22,7 @@ HOP_BY_HOP = frozenset(
 )
 
 
-def forwarded(headers: CIMultiDictProxy[str], *, without: Iterable[str] = ()) -> CIMultiDict[str]:
+def forwarded(headers: MultiMapping[str], *, without: Iterable[str] = ()) -> CIMultiDict[str]:
     """Headers as the next hop gets them: neither those of this connection, nor those that `Connection` names, nor the
     gateway's own; names in `without` are lower case."""
     named = {name.strip().lower() for line in headers.getall("Connection", []) for name in line.split(",")}

@@ -6,20 +6,21 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from syncline_agent.gateway import refusals
 from syncline_agent.gateway.asking import Asked, BadBody, read_asked
 from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.door import Door, NotAdmitted, Pass
+from syncline_agent.gateway.engine import Engine
+from syncline_agent.gateway.exchange import Exchange
 from syncline_agent.gateway.isolation import KvReuse, kv_of, name_body
 from syncline_agent.gateway.labels import Label, label, unknown
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.members import NotAnObject, read_object
 from syncline_agent.gateway.mirror import Mirror
 from syncline_agent.gateway.passing import pass_down
-from syncline_agent.gateway.relay import Down, Engine, TooLarge, headers_up, next_piece, read_body
+from syncline_agent.gateway.relay import Down, TooLarge, headers_up, read_body
 from syncline_agent.gateway.routes import Route
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.gateway.streaming import LabelledStream
@@ -85,7 +86,8 @@ class Labelling:
         body = name_body(
             asked.body, asked.named, passed.place, session=asked.wanted.session, request_id=asked.request_id
         )
-        async with self._engine.ask(request, route.path, body, headers) as answer:
+        query = request.rel_url.raw_query_string
+        async with self._engine.ask(request.method, route.path, query, body=body, headers=headers) as answer:
             kind = answer.content_type
             if answer.status == 200 and kind == "text/event-stream":
                 return await self._stream(request, asked, passed, answer)
@@ -96,7 +98,7 @@ class Labelling:
             return response
 
     async def _stream(
-        self, request: web.BaseRequest, asked: Asked, passed: Pass, answer: aiohttp.ClientResponse
+        self, request: web.BaseRequest, asked: Asked, passed: Pass, answer: Exchange
     ) -> web.StreamResponse:
         applied = passed.place.applied
         known = {} if applied is None else {"x-syncline-version-at-start": str(applied.version)}
@@ -112,11 +114,11 @@ class Labelling:
         return response
 
     async def _whole(
-        self, request: web.BaseRequest, asked: Asked, passed: Pass, answer: aiohttp.ClientResponse
+        self, request: web.BaseRequest, asked: Asked, passed: Pass, answer: Exchange
     ) -> web.StreamResponse:
         parts: list[bytes] = []
         size = 0
-        while piece := await next_piece(answer):
+        while piece := await answer.piece():
             parts.append(piece)
             size += len(piece)
             if size > self._settings.most_answer_bytes:
@@ -141,7 +143,7 @@ class Labelling:
         own = {"X-Request-Id": asked.request_id, "Content-Length": str(len(body)), **_headers(said)}
         with Down(request, self._settings.stall_seconds) as down:
             response = await down.begin(answer, own)
-            await down.write(body)
+            down.keep(body)
             await down.end()
         self._count("answered", "")
         return response

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import aiohttp
 from aiohttp import web
 
-from syncline_agent.gateway.relay import Down, Engine, EngineLost, headers_up, next_piece
+from syncline_agent.gateway.engine import Engine
+from syncline_agent.gateway.exchange import EngineLost, Exchange
+from syncline_agent.gateway.relay import Down, headers_up
 from syncline_agent.gateway.routes import Route
 from syncline_agent.gateway.settings import GatewaySettings
 
@@ -17,21 +18,27 @@ async def pass_on(
 ) -> web.StreamResponse:
     """A whole request, streamed both ways."""
     body = _body(request) if request.can_read_body else None
-    async with engine.ask(request, route.path, body, headers_up(request)) as answer:
+    query = request.rel_url.raw_query_string
+    async with engine.ask(request.method, route.path, query, body=body, headers=headers_up(request)) as answer:
         return await pass_down(request, answer, settings)
 
 
 async def pass_down(
-    request: web.BaseRequest, answer: aiohttp.ClientResponse, settings: GatewaySettings, *, begun: bytes = b""
+    request: web.BaseRequest, answer: Exchange, settings: GatewaySettings, *, begun: bytes = b""
 ) -> web.StreamResponse:
     """An answer, byte for byte; `begun` is what was read of it already. EngineLost, after the client's connection was cut."""
     with Down(request, settings.stall_seconds) as down:
         response = await down.begin(answer, same_length=True)
+        down.keep(begun)
+
+        def take(piece: bytes) -> bool:
+            down.keep(piece)
+            return down.send()
+
         try:
-            if begun:
-                await down.write(begun)
-            while piece := await next_piece(answer):
-                await down.write(piece)
+            while not answer.over:
+                await answer.pour(take)
+                await down.flush()
         except EngineLost:
             down.cut()
             raise

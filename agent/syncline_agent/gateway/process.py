@@ -16,11 +16,11 @@ from syncline_agent.gateway.advertising import advertised
 from syncline_agent.gateway.agent import Agent
 from syncline_agent.gateway.bounds import Bounds
 from syncline_agent.gateway.door import Door
+from syncline_agent.gateway.engine import Engine
 from syncline_agent.gateway.labelling import Labelling
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.mirror import Mirror
 from syncline_agent.gateway.pool import PoolPolicy
-from syncline_agent.gateway.relay import Engine
 from syncline_agent.gateway.server import GatewayServer
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.listening import listen
@@ -74,7 +74,6 @@ async def running(
         await door.close()
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await engine.close()
         await agent.close()
 
 

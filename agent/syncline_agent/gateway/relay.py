@@ -7,28 +7,19 @@ socket fill, and an engine that dies in the middle of an answer is told, never s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
-from yarl import URL
 
+from syncline_agent.gateway.exchange import Exchange
 from syncline_agent.gateway.headers import forwarded
 from syncline_agent.gateway.settings import GatewaySettings
 
 _NOT_UP = ("host", "content-length", "expect", "x-request-id")
-
-
-class EngineAway(Exception):
-    """Nobody listens where the engine should."""
-
-
-class EngineLost(Exception):
-    """The engine went away after the request had reached it."""
+MOST_UNREAD_BYTES = 1 << 16
+"""Sent and not yet taken by the client's socket; beyond it the engine waits."""
 
 
 class ClientGone(Exception):
@@ -37,60 +28,6 @@ class ClientGone(Exception):
 
 class TooLarge(Exception):
     """A body that must be read whole has more bytes than may be."""
-
-
-class Engine:
-    """The engine's HTTP, seen from here."""
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        """Within a running loop; `close` in the end."""
-        self._settings = settings
-        self._base = URL(settings.engine_url)
-        # A connection a request: one that is kept may be closed by the engine as a request goes out on it, which cannot be told from an
-        # engine that died, and must not be asked twice.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        self._http = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_seconds),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
-
-    async def close(self) -> None:
-        await self._http.close()
-
-    @asynccontextmanager
-    async def ask(
-        self, request: web.BaseRequest, path: str, body: bytes | AsyncIterator[bytes] | None, headers: CIMultiDict[str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The engine's answer, of which the head has come. To leave before its end closes the connection: the engine stops.
-
-        EngineAway, EngineLost.
-        """
-        url = self._base.with_path(path)
-        query = request.rel_url.raw_query_string
-        if query:
-            url = URL(f"{url}?{query}", encoded=True)
-        try:
-            answer = await self._http.request(request.method, url, data=body, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineAway(f"the engine does not answer at {self._base}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineLost(f"the engine went away before it answered ({type(error).__name__})") from error
-        try:
-            yield answer
-        finally:
-            answer.close() if not answer.content.at_eof() else answer.release()
-
-    async def answers(self, path: str) -> bool:
-        """Whether it says 200 there."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=self._settings.connect_seconds)
-            async with self._http.get(self._base.with_path(path), timeout=timeout) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return False
 
 
 async def read_body(request: web.BaseRequest, settings: GatewaySettings) -> bytes:
@@ -126,15 +63,20 @@ def headers_up(request: web.BaseRequest, *, request_id: str | None = None, read:
 
 
 class Down:
-    """The way of one answer to its client, from when it is entered until it is left."""
+    """The way of one answer to its client, from when it is entered until it is left.
+
+    aiohttp writes the head and the end. What is between goes to the transport at once: a coroutine an event would cost more than all
+    else that is done with it.
+    """
 
     def __init__(self, request: web.BaseRequest, stall_seconds: float) -> None:
         self._request = request
         self._stall_seconds = stall_seconds
         self._kept: list[bytes] = []
         self._loop = asyncio.get_running_loop()
-        self._writing_since: float | None = None
+        self._waiting_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._chunked = False
         self.response: web.StreamResponse | None = None
 
     def __enter__(self) -> Self:
@@ -148,7 +90,7 @@ class Down:
             self._watch.cancel()
 
     async def begin(
-        self, answer: aiohttp.ClientResponse, more: dict[str, str] | None = None, *, same_length: bool = False
+        self, answer: Exchange, more: dict[str, str] | None = None, *, same_length: bool = False
     ) -> web.StreamResponse:
         """Send the answer's head. `same_length`: its body goes on byte for byte."""
         headers = forwarded(answer.headers, without=() if same_length else ("content-length",))
@@ -158,33 +100,47 @@ class Down:
             await self.response.prepare(self._request)
         except OSError as error:
             raise ClientGone("the client hung up") from error
+        self._chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
         return self.response
 
-    async def write(self, data: bytes) -> None:
-        """ClientGone when there is nobody any more, or nothing is read for too long."""
-        assert self.response is not None
-        self._writing_since = self._loop.time()
-        try:
-            await self.response.write(data)
-        except OSError as error:
-            raise ClientGone(f"the client does not read ({type(error).__name__})") from error
-        finally:
-            self._writing_since = None
-
     def keep(self, data: bytes) -> None:
-        """Send this with the next `flush`."""
+        """Send this with the next `send`."""
         if data:
             self._kept.append(data)
 
+    def send(self) -> bool:
+        """Send what was kept, if anything. False when the client must be waited for, or is gone: `flush` does, and says."""
+        if not self._kept:
+            return True
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            return False
+        data = self._kept[0] if len(self._kept) == 1 else b"".join(self._kept)
+        self._kept.clear()
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return transport.get_write_buffer_size() <= MOST_UNREAD_BYTES
+
     async def flush(self) -> None:
-        """Send what was kept, if anything."""
-        if self._kept:
-            data, self._kept = b"".join(self._kept), []
-            await self.write(data)
+        """Send what was kept, if anything, and wait for a client that reads slowly. ClientGone when there is nobody any more, or nothing
+        is read for too long."""
+        self.send()
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ClientGone("the client hung up")
+        if transport.get_write_buffer_size() <= MOST_UNREAD_BYTES:
+            return
+        self._waiting_since = self._loop.time()
+        try:
+            await self._request.writer.drain()
+        except OSError as error:
+            raise ClientGone(f"the client does not read ({type(error).__name__})") from error
+        finally:
+            self._waiting_since = None
 
     async def end(self) -> None:
+        await self.flush()
         assert self.response is not None
-        self._writing_since = self._loop.time()
+        self._waiting_since = self._loop.time()
         try:
             await self.response.write_eof()
         except OSError as error:
@@ -192,7 +148,7 @@ class Down:
 
     def _look(self) -> None:
         """Cut off who has read nothing for too long; one timer an answer, not one a write."""
-        now, since = self._loop.time(), self._writing_since
+        now, since = self._loop.time(), self._waiting_since
         if since is not None and now - since >= self._stall_seconds:
             self.cut()
             return
@@ -202,11 +158,3 @@ class Down:
         """Break the connection: the client must not take what it has for the whole answer."""
         if self._request.transport is not None:
             self._request.transport.abort()
-
-
-async def next_piece(answer: aiohttp.ClientResponse) -> bytes:
-    """Bytes of the answer as they come; none at its end. EngineLost when it breaks off."""
-    try:
-        return await answer.content.readany()
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineLost(f"the engine went away within an answer ({type(error).__name__})") from error

@@ -20,11 +20,13 @@ from structlog.typing import FilteringBoundLogger
 from syncline_agent.gateway import refusals
 from syncline_agent.gateway.admission import Refused, judge
 from syncline_agent.gateway.door import Door
+from syncline_agent.gateway.engine import Engine, EngineAway
+from syncline_agent.gateway.exchange import EngineLost
 from syncline_agent.gateway.labelling import Labelling
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.passing import pass_on
 from syncline_agent.gateway.pool import PoolPolicy
-from syncline_agent.gateway.relay import ClientGone, Engine, EngineAway, EngineLost
+from syncline_agent.gateway.relay import ClientGone
 from syncline_agent.gateway.routes import Routes, Shape
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.gateway.wanted import Wanted

@@ -10,14 +10,15 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import aiohttp
+import orjson
 
 from syncline_agent.gateway import refusals
 from syncline_agent.gateway.asking import Asked
 from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.events import Events, TooLong, make_event, payload, with_payload
+from syncline_agent.gateway.exchange import EngineLost, Exchange
 from syncline_agent.gateway.labels import Label
-from syncline_agent.gateway.relay import Down, EngineLost, next_piece
+from syncline_agent.gateway.relay import Down
 from syncline_agent.gateway.wanted import FIELD
 
 Labels = Callable[[Tally], Awaitable[Label]]
@@ -34,45 +35,73 @@ class LabelledStream:
         self._say = say
         self._events = Events()
         self._tally = Tally(asked.choices)
-        self._newest: Mapping[str, Any] = {}
+        self._newest: bytes | None = None
+        self._waits: bytes | None = None
+        """An event that must wait for its label."""
+        self._whole = False
+        """What comes is passed on unread."""
         self._failed = False
         """The engine itself said an error, so the answer is none."""
         self._over = False
         """Labelled, or told to be of other versions than asked for: no label follows."""
         self.outcome = "answered", ""
 
-    async def run(self, answer: aiohttp.ClientResponse, down: Down) -> None:
+    async def run(self, answer: Exchange, down: Down) -> None:
         """To its end, whatever that is; ClientGone when the client is."""
+
+        def take(piece: bytes) -> bool:
+            if self._whole:
+                down.keep(piece)
+            else:
+                self._events.feed(piece)
+            return self._go_on(down)
+
         try:
-            while piece := await next_piece(answer):
-                for event in self._events.feed(piece):
-                    if not self._pass(event, down):
-                        await self._end(event, down)
-                await down.flush()
+            while not answer.over:
+                await answer.pour(take)
+                await self._wait(down)
             down.keep(self._events.rest)
-            if not self._over and not self._failed:
+            if not self._over and not self._failed and not self._whole:
                 await self._trail(down)
-        except TooLong:
-            down.keep(self._events.rest)
-            while piece := await next_piece(answer):
-                await down.write(piece)
-            self.outcome = "answered", "unlabelled"
         except EngineLost as error:
             self.outcome = "failed", "engine_lost"
             down.keep(refusals.event_of(refusals.make_error(str(error), kind="unavailable", code="engine_lost")))
-        await down.flush()
         await down.end()
+
+    def _go_on(self, down: Down) -> bool:
+        """All that came, as far as nothing must be waited for: within the call that brought it."""
+        try:
+            while (event := self._events.next()) is not None:
+                if not self._pass(event, down):
+                    self._waits = event
+                    return False
+        except TooLong:
+            self._whole = True
+            self.outcome = "answered", "unlabelled"
+            down.keep(self._events.rest)
+            self._events = Events()
+        return down.send()
+
+    async def _wait(self, down: Down) -> None:
+        """For what `_go_on` could not do at once: the agent, a client that reads slowly."""
+        while True:
+            if self._waits is not None:
+                event, self._waits = self._waits, None
+                await self._end(event, down)
+            await down.flush()
+            if self._go_on(down):
+                return
 
     def _pass(self, event: bytes, down: Down) -> bool:
         """Send an event on; False for one that must wait for a label. Every token comes this way: nothing here is dear."""
         data = payload(event)
-        told = None if data is None or not data.startswith(b"{") else _loads(data)
+        told = None if data is None or not data.startswith(b"{") else read_event(data)
         if told is None:
             if data == b"[DONE]" and not self._over and not self._failed:
                 return False
             down.keep(event)
             return True
-        self._newest = told
+        self._newest = data
         if "error" in told:
             self._failed = True
         if self._tally.event(told) and not self._over and FIELD not in told:
@@ -105,7 +134,8 @@ class LabelledStream:
         if not label.fits(self._asked.wanted):
             self._refuse(label, down)
             return
-        common = {name: self._newest[name] for name in _COMMON if name in self._newest}
+        newest = json.loads(self._newest or b"{}")
+        common = {name: newest[name] for name in _COMMON if name in newest}
         down.keep(make_event(_dumps({**common, "choices": [], FIELD: self._say(label)})))
         self._over = True
 
@@ -115,12 +145,21 @@ class LabelledStream:
         self.outcome = "refused", "crossed"
 
 
-def _loads(data: bytes) -> Mapping[str, Any] | None:
+def read_event(data: bytes) -> Mapping[str, Any] | None:
+    """What an event carries, where that is an object."""
     try:
-        told = json.loads(data)
+        told = orjson.loads(data)
+    except ValueError:
+        told = _loads_slowly(data)
+    return told if isinstance(told, dict) else None
+
+
+def _loads_slowly(data: bytes) -> Any:
+    """What engines say that is no JSON by the letter, as a NaN is."""
+    try:
+        return json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
 
 
 def _dumps(value: Any) -> bytes:
