@@ -11,18 +11,13 @@ import pytest
 import yaml
 from pydantic import Field
 
-from syncline_operator.api.conditions import READY, Truth, Vocabulary
 from syncline_operator.api.crds import files, rollout_pools, training_runs, write
-from syncline_operator.api.pool_conditions import ROLLOUT_POOL
-from syncline_operator.api.run_conditions import TRAINING_RUN
 from syncline_operator.api.schema import Part, structural_schema
 from syncline_operator.api.values import Rule, seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "crds"
 LARGEST_ANNOTATION = 256 << 10
-WORD = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
-VOCABULARIES = (TRAINING_RUN, ROLLOUT_POOL)
 KINDS = [training_runs(), rollout_pools()]
 SHORT = ["trun", "rpool"]
 
@@ -146,40 +141,3 @@ def test_a_span_of_time_has_seconds(span: str, expected: float) -> None:
 def test_what_is_no_span_of_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no span of time"):
         seconds(text)
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=["trun", "rpool"])
-def test_types_and_reasons_are_words_and_none_stands_twice(vocabulary: Vocabulary) -> None:
-    assert READY == vocabulary.types[-1].name
-    names = [kind.name for kind in vocabulary.types]
-    assert sorted(set(names)) == sorted(names)
-    for kind in vocabulary.types:
-        reasons = [reason.name for reason in kind.reasons]
-        assert sorted(set(reasons)) == sorted(reasons)
-        assert [] == [name for name in (kind.name, *reasons) if not WORD.fullmatch(name)]
-        assert "NotObserved" in reasons
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=["trun", "rpool"])
-def test_ready_is_false_for_whatever_reason_another_condition_gives(vocabulary: Vocabulary) -> None:
-    assert Truth.TRUE == vocabulary.status(READY, "AsSpecified")
-    assert Truth.TRUE == vocabulary.status(READY, "Suspended")
-    assert Truth.FALSE == vocabulary.status(READY, "StoreDenied")
-    assert Truth.FALSE == vocabulary.status("StoreReachable", "StoreDenied")
-    with pytest.raises(KeyError, match="no condition Ready of reason Unheard"):
-        vocabulary.status(READY, "Unheard")
-    with pytest.raises(KeyError):
-        vocabulary.status("Suspended", "StoreDenied")
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=["trun", "rpool"])
-def test_every_reason_is_documented_as_it_is(vocabulary: Vocabulary) -> None:
-    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
-    section = text.partition(f"### Conditions of a {vocabulary.kind}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\w+) \| (.+?) \| (.*?) ?\|$", section, re.MULTILINE)
-    expected = [
-        (kind.name, reason.name, reason.status.value, reason.meaning, reason.remedy)
-        for kind in vocabulary.types
-        for reason in kind.reasons
-    ]
-    assert expected == rows

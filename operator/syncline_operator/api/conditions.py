@@ -6,7 +6,7 @@ renamed, and docs/kubernetes.md lists them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -58,6 +58,8 @@ class Reason:
     meaning: str
     remedy: str = ""
     """What to do; empty where nothing is wrong."""
+    asked: bool = False
+    """It is so because the spec asks for it: Ready does not mind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +70,86 @@ class ConditionType:
     meaning: str
     """What status True says."""
     reasons: Sequence[Reason]
+    wanted: Truth | None = None
+    """The status without which Ready is not True; None where Ready does not look at it."""
 
     def reason(self, name: str) -> Reason:
         """KeyError for a reason that this type does not give."""
-        return {reason.name: reason for reason in self.reasons}[name]
+        for reason in self.reasons:
+            if reason.name == name:
+                return reason
+        raise KeyError(f"condition {self.name} has no reason {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is found of one condition: a reason that it may give, and a sentence for people."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The conditions of one kind, in the order in which Ready looks at them."""
+    """The conditions of one kind, in the order in which Ready looks at them; Ready is the last."""
 
     kind: str
     types: Sequence[ConditionType]
 
     def type(self, name: str) -> ConditionType:
         """KeyError for a type that the kind does not have."""
-        return {kind.name: kind for kind in self.types}[name]
+        for kind in self.types:
+            if kind.name == name:
+                return kind
+        raise KeyError(f"a {self.kind} has no condition {name}")
 
     def status(self, condition: str, reason: str) -> Truth:
-        """What a condition is for this reason. Ready is False for whatever reason another condition gives."""
-        own = {found.name: found for found in self.type(condition).reasons}
-        if reason in own:
-            return own[reason].status
-        if condition == READY and any(reason == found.name for kind in self.types for found in kind.reasons):
-            return Truth.FALSE
-        raise KeyError(f"{self.kind} has no condition {condition} of reason {reason}")
+        """What a condition is for this reason. Ready takes over the reason of what keeps it from being True."""
+        if condition == READY:
+            for kind in self.types[:-1]:
+                for found in kind.reasons:
+                    if found.name == reason and _contrary(kind, found):
+                        return Truth.UNKNOWN if found.status is Truth.UNKNOWN else Truth.FALSE
+        return self.type(condition).reason(reason).status
+
+    def ready(self, findings: Mapping[str, Finding], *, otherwise: Finding) -> Finding:
+        """What Ready tells: what the first condition that is not as it must be does, those that are known to be otherwise
+        before those that nobody knows of; `otherwise`, where all are. KeyError where a condition was not looked at."""
+        contrary = [
+            (found, findings[kind.name])
+            for kind in self.types[:-1]
+            for found in [kind.reason(findings[kind.name].reason)]
+            if _contrary(kind, found)
+        ]
+        contrary.sort(key=lambda pair: pair[0].status is Truth.UNKNOWN)
+        return contrary[0][1] if contrary else otherwise
+
+
+def _contrary(kind: ConditionType, reason: Reason) -> bool:
+    return kind.wanted is not None and reason.status is not kind.wanted and not reason.asked
 
 
 NOT_OBSERVED = Reason(
     "NotObserved", Truth.UNKNOWN, "the operator has not looked yet", "wait, or look whether the operator runs"
+)
+CERTIFICATE_REFUSED = Reason(
+    "CertificateRefused",
+    Truth.FALSE,
+    "nobody vouches for the endpoint's certificate",
+    "name the authority in weightStore.caBundleRef",
+)
+CHILD_REFUSED = Reason(
+    "ChildRefused",
+    Truth.FALSE,
+    "the API server refused one of the operator's objects: a quota, a policy, an admission webhook",
+    "do what the message says",
+)
+FIELD_MANAGER_CONFLICT = Reason(
+    "FieldManagerConflict",
+    Truth.FALSE,
+    "somebody else owns fields of the operator's objects",
+    "let go of the fields that the message names",
+)
+NAMESPACE_TERMINATING = Reason(
+    "NamespaceTerminating", Truth.FALSE, "the namespace is being deleted, nothing can be made in it"
 )

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from syncline_operator.api.conditions import NOT_OBSERVED, READY, ConditionType, Reason, Truth, Vocabulary
+from syncline_operator.api.conditions import (
+    CERTIFICATE_REFUSED,
+    CHILD_REFUSED,
+    FIELD_MANAGER_CONFLICT,
+    NAMESPACE_TERMINATING,
+    NOT_OBSERVED,
+    READY,
+    ConditionType,
+    Reason,
+    Truth,
+    Vocabulary,
+)
 
 _T, _F, _U = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
 AGENTS_SILENT = Reason("AgentsSilent", _U, "no agent answers", "see AgentReady")
+NONE_READY = Reason("NoneReady", _U, "no replica is ready", "see Available")
 NO_REPLICAS = Reason("NoReplicas", _T, "the pool has no replicas, so none is otherwise")
 
 ROLLOUT_POOL = Vocabulary(
@@ -58,21 +70,12 @@ ROLLOUT_POOL = Vocabulary(
                     "an agent turned an engine's arm away",
                     "the message says why: another protocol, or a second engine at one socket",
                 ),
-                Reason(
-                    "ChildRefused",
-                    _F,
-                    "the API server refused one of the operator's objects: a quota, a policy, an admission webhook",
-                    "do what the message says",
-                ),
-                Reason(
-                    "FieldManagerConflict",
-                    _F,
-                    "somebody else owns fields of the operator's objects",
-                    "let go of the fields that the message names",
-                ),
-                Reason("NamespaceTerminating", _F, "the namespace is being deleted, nothing can be made in it"),
+                CHILD_REFUSED,
+                FIELD_MANAGER_CONFLICT,
+                NAMESPACE_TERMINATING,
                 NOT_OBSERVED,
             ),
+            wanted=_T,
         ),
         ConditionType(
             "StoreReachable",
@@ -99,15 +102,11 @@ ROLLOUT_POOL = Vocabulary(
                     "correct the Secret, or the key's rights; docs list them",
                 ),
                 Reason("BucketMissing", _F, "the bucket does not exist", "correct the uri: make another RolloutPool"),
-                Reason(
-                    "CertificateRefused",
-                    _F,
-                    "nobody vouches for the endpoint's certificate",
-                    "name the authority in weightStore.caBundleRef",
-                ),
+                CERTIFICATE_REFUSED,
                 AGENTS_SILENT,
                 NOT_OBSERVED,
             ),
+            wanted=_T,
         ),
         ConditionType(
             "HeartbeatsWritten",
@@ -131,6 +130,88 @@ ROLLOUT_POOL = Vocabulary(
                 AGENTS_SILENT,
                 NOT_OBSERVED,
             ),
+        ),
+        ConditionType(
+            "Proven",
+            "every ready replica holds the bits that the trainer published, by the digest of its live "
+            "memory, and none is known to hold others",
+            (
+                Reason("AllProven", _T, "they do"),
+                Reason(
+                    "SweepPending",
+                    _T,
+                    "ready ones are; others are still being read whole, since they loaded, woke or went back",
+                ),
+                NO_REPLICAS,
+                NONE_READY,
+                Reason(
+                    "DigestMismatch",
+                    _F,
+                    "a replica holds other bits; it is out of service and being healed",
+                    "if it comes again, look at the node's memory",
+                ),
+                Reason(
+                    "Unprovable",
+                    _F,
+                    "an engine's weights cannot be proven from outside",
+                    "take applyPath InPlace, or accept it by versionPolicy.unprovable Serve",
+                ),
+                Reason(
+                    "ServedUnproven",
+                    _F,
+                    "an engine's weights cannot be proven from outside, and versionPolicy.unprovable is Serve",
+                    asked=True,
+                ),
+                AGENTS_SILENT,
+                NOT_OBSERVED,
+            ),
+            wanted=_T,
+        ),
+        ConditionType(
+            "WeightsCurrent",
+            "every ready replica serves its target, or is on its way and behind by no more than the policy's "
+            "bounds, where it has any",
+            (
+                Reason("Current", _T, "it does"),
+                Reason("AtPinned", _T, "it serves the version that is pinned"),
+                NO_REPLICAS,
+                NONE_READY,
+                Reason("Suspended", _T, "spec.suspend is true: what is served stays, however old"),
+                Reason(
+                    "CatchingUp",
+                    _F,
+                    "replicas are on their way, and behind by more than the policy's bounds",
+                    "wait; lagSeconds says how far",
+                ),
+                Reason(
+                    "NotFollowing",
+                    _F,
+                    "replicas are behind, and their agents cannot follow",
+                    "the message has the agents' words",
+                ),
+                Reason(
+                    "RunMissing",
+                    _F,
+                    "the run is not in the store",
+                    "start its TrainingRun, or correct runName, view and uri",
+                ),
+                Reason(
+                    "VersionMissing",
+                    _F,
+                    "the pinned version is not in the store",
+                    "pin one from oldestRetainedVersion of its TrainingRun on",
+                ),
+                Reason("VersionVetoed", _F, "the pinned version was marked bad", "pin another one"),
+                Reason(
+                    "LineageChanged",
+                    _F,
+                    "the run's name is used by another training now",
+                    "restart the pods to serve it, or correct runName",
+                ),
+                AGENTS_SILENT,
+                NOT_OBSERVED,
+            ),
+            wanted=_T,
         ),
         ConditionType(
             "Available",
@@ -182,87 +263,12 @@ ROLLOUT_POOL = Vocabulary(
                     "engines answer, and may not serve: their arm says why",
                     "the message has the arm's words",
                 ),
-                Reason(
-                    "ChildRefused",
-                    _F,
-                    "the API server refused one of the operator's objects: a quota, a policy, an admission webhook",
-                    "do what the message says",
-                ),
-                Reason(
-                    "FieldManagerConflict",
-                    _F,
-                    "somebody else owns fields of the operator's objects",
-                    "let go of the fields that the message names",
-                ),
-                Reason("NamespaceTerminating", _F, "the namespace is being deleted, nothing can be made in it"),
+                CHILD_REFUSED,
+                FIELD_MANAGER_CONFLICT,
+                NAMESPACE_TERMINATING,
                 NOT_OBSERVED,
             ),
-        ),
-        ConditionType(
-            "Proven",
-            "every ready replica holds the bits that the trainer published, by the digest of its live memory",
-            (
-                Reason("AllProven", _T, "they do"),
-                NO_REPLICAS,
-                Reason(
-                    "DigestMismatch",
-                    _F,
-                    "a replica holds other bits; it is out of service and being healed",
-                    "if it comes again, look at the node's memory",
-                ),
-                Reason(
-                    "SweepPending",
-                    _F,
-                    "a replica has not been read whole since it loaded, woke or went back",
-                    "wait; it serves afterwards",
-                ),
-                Reason(
-                    "Unprovable",
-                    _F,
-                    "an engine's weights cannot be proven from outside",
-                    "take applyPath InPlace, or accept it by versionPolicy.unprovable Serve",
-                ),
-                AGENTS_SILENT,
-                NOT_OBSERVED,
-            ),
-        ),
-        ConditionType(
-            "WeightsCurrent",
-            "every ready replica serves its target, or is behind by no more than the policy's bounds",
-            (
-                Reason("Current", _T, "it does"),
-                Reason("AtPinned", _T, "it serves the version that is pinned"),
-                NO_REPLICAS,
-                Reason("Suspended", _T, "spec.suspend is true: what is served stays, however old"),
-                Reason("CatchingUp", _F, "replicas are behind, and on their way", "wait; lagSeconds says how far"),
-                Reason(
-                    "NotFollowing",
-                    _F,
-                    "replicas are behind, and their agents cannot follow",
-                    "the message has the agents' words",
-                ),
-                Reason(
-                    "RunMissing",
-                    _F,
-                    "the run is not in the store",
-                    "start its TrainingRun, or correct runName, view and uri",
-                ),
-                Reason(
-                    "VersionMissing",
-                    _F,
-                    "the pinned version is not in the store",
-                    "pin one from oldestRetainedVersion of its TrainingRun on",
-                ),
-                Reason("VersionVetoed", _F, "the pinned version was marked bad", "pin another one"),
-                Reason(
-                    "LineageChanged",
-                    _F,
-                    "the run's name is used by another training now",
-                    "restart the pods to serve it, or correct runName",
-                ),
-                AGENTS_SILENT,
-                NOT_OBSERVED,
-            ),
+            wanted=_T,
         ),
         ConditionType(
             "InPlace",
@@ -270,6 +276,7 @@ ROLLOUT_POOL = Vocabulary(
             (
                 Reason("ChangedInPlace", _T, "they are"),
                 NO_REPLICAS,
+                NONE_READY,
                 Reason("NoCommitYet", _U, "no version came since the engines started"),
                 Reason("ReloadRequested", _F, "engine.applyPath is Reload"),
                 Reason(

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from syncline_operator.api.conditions import NOT_OBSERVED, READY, ConditionType, Reason, Truth, Vocabulary
+from syncline_operator.api.conditions import (
+    CERTIFICATE_REFUSED,
+    CHILD_REFUSED,
+    FIELD_MANAGER_CONFLICT,
+    NAMESPACE_TERMINATING,
+    NOT_OBSERVED,
+    READY,
+    ConditionType,
+    Reason,
+    Truth,
+    Vocabulary,
+)
 
 _T, _F, _U = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
 DISTRIBUTOR_SILENT = Reason("DistributorSilent", _U, "the distributor does not answer", "see DistributorAvailable")
@@ -25,6 +36,7 @@ TRAINING_RUN = Vocabulary(
                 ),
                 NOT_OBSERVED,
             ),
+            wanted=_F,
         ),
         ConditionType(
             "DistributorAvailable",
@@ -62,21 +74,12 @@ TRAINING_RUN = Vocabulary(
                     "its container ends again and again",
                     "read its log; the message has the last words",
                 ),
-                Reason(
-                    "ChildRefused",
-                    _F,
-                    "the API server refused one of the operator's objects: a quota, a policy, an admission webhook",
-                    "do what the message says",
-                ),
-                Reason(
-                    "FieldManagerConflict",
-                    _F,
-                    "somebody else owns fields of the operator's objects",
-                    "let go of the fields that the message names",
-                ),
-                Reason("NamespaceTerminating", _F, "the namespace is being deleted, nothing can be made in it"),
+                CHILD_REFUSED,
+                FIELD_MANAGER_CONFLICT,
+                NAMESPACE_TERMINATING,
                 NOT_OBSERVED,
             ),
+            wanted=_T,
         ),
         ConditionType(
             "StoreReachable",
@@ -101,15 +104,11 @@ TRAINING_RUN = Vocabulary(
                     "the bucket does not exist",
                     "create it, or make another TrainingRun with the right uri",
                 ),
-                Reason(
-                    "CertificateRefused",
-                    _F,
-                    "nobody vouches for the endpoint's certificate",
-                    "name the authority in weightStore.caBundleRef",
-                ),
+                CERTIFICATE_REFUSED,
                 DISTRIBUTOR_SILENT,
                 NOT_OBSERVED,
             ),
+            wanted=_T,
         ),
         ConditionType(
             "ConditionalWritesSupported",
@@ -133,7 +132,7 @@ TRAINING_RUN = Vocabulary(
             (
                 Reason("CheckpointsPublished", _T, "every checkpoint that is complete is published, or on its way"),
                 Reason("TrainerPublishes", _T, "publisher SDK: the run is there, the trainer publishes"),
-                Reason("Suspended", _F, "spec.suspend is true"),
+                Reason("Suspended", _F, "spec.suspend is true", asked=True),
                 Reason(
                     "SourceMissing",
                     _F,
@@ -181,6 +180,7 @@ TRAINING_RUN = Vocabulary(
                 DISTRIBUTOR_SILENT,
                 NOT_OBSERVED,
             ),
+            wanted=_T,
         ),
         ConditionType(
             "Suspended",
