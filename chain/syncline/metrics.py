@@ -1,7 +1,8 @@
 """Every metric of every process: name, help, labels, buckets — and nothing else (DESIGN section 10).
 
-Labels are bounded: run, view, pool, node, phase, reason, source, path, codec, outcome; never a version or an object key.
-A process makes one `Metrics(registry)` and hands it down; tests make their own registry.
+Labels are bounded: run, view, pool, node, phase, reason, source, path, codec, outcome, operation, begun; never a version or an
+object key. A process makes one `Metrics(registry)`, a gateway one `GatewayFamilies(registry)`, and hands it down; tests make
+their own registry.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 PAUSE_SECONDS = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1, 3)
+SPANS = (1, 2, 3, 4, 6, 8, 16)
 LABELS = frozenset(
-    {"run", "view", "pool", "node", "phase", "reason", "source", "path", "codec", "outcome", "operation"}
+    {"run", "view", "pool", "node", "phase", "reason", "source", "path", "codec", "outcome", "operation", "begun"}
 )
 
 
@@ -131,3 +133,49 @@ class Metrics:
         if not self._probed:
             self.registry.register(self.conditional_writes)
             self._probed = True
+
+
+class GatewayFamilies:
+    """All metric families of a request gateway on one registry."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        r = self.registry = registry or CollectorRegistry()
+        self.requests = Counter(
+            "syncline_gateway_requests", "Requests by outcome and reason.", ("outcome", "reason"), registry=r
+        )
+        self.waited_seconds = Histogram(
+            "syncline_gateway_waited_seconds",
+            "Seconds that a request waited for a version, or for its pool's bounds, until it was let in or refused.",
+            buckets=SECONDS,
+            registry=r,
+        )
+        self.spans = Histogram(
+            "syncline_gateway_request_spans",
+            "Spans of versions in an answer; of several choices, in the one that has most.",
+            buckets=SPANS,
+            registry=r,
+        )
+        self.answered_version = Gauge(
+            "syncline_gateway_answered_version",
+            "Version that the last token of the newest answer came from.",
+            registry=r,
+        )
+        self.queue = Gauge("syncline_gateway_waiting", "Requests that wait to be let in.", registry=r)
+        self.in_flight = Gauge(
+            "syncline_gateway_in_flight",
+            "Requests at the engine by how many versions before the applied one was when they were let in.",
+            ("begun",),
+            registry=r,
+        )
+        self.ready = Gauge("syncline_gateway_ready", "1 while what is served is proven.", registry=r)
+        self.lag_versions = Gauge(
+            "syncline_gateway_lag_versions", "Versions between applied and target; NaN while nobody knows.", registry=r
+        )
+        self.lag_seconds = Gauge(
+            "syncline_gateway_lag_seconds",
+            "Seconds that what is served is behind at most; NaN while nobody knows.",
+            registry=r,
+        )
+        self.target_error = Gauge(
+            "syncline_gateway_target_error", "1 while the pool's target file as it stands is not in force.", registry=r
+        )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from syncline_agent.testing.lanes import Lane, open_lane
@@ -69,7 +70,7 @@ def test_who_asks_for_nothing_waits_until_the_pool_s_bound_holds_and_is_told_the
             status, got, _ = await asking
             assert (200, 9) == (status, got["weight_version"]["start"])
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_store_that_is_silent_does_not_look_like_no_lag(
                 assert "the store does not answer" in got["error"]["message"]
                 assert not got["error"]["lag_versions"]
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_the_file_s_bounds_hold_in_the_place_of_flags_and_change_while_requests_come(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_the_file_s_bounds_hold_in_the_place_of_flags_and_change_while_requests_
             await told(lane, lambda status: status["generation"] == 4 and status["target_error"] is None)
             assert 200 == (await lane.ask(ASK))[0]
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 def test_nothing_is_let_in_while_the_pool_s_bounds_were_never_read(tmp_path: Path) -> None:
@@ -148,4 +149,4 @@ def test_nothing_is_let_in_while_the_pool_s_bounds_were_never_read(tmp_path: Pat
             assert (1, None) == (said["max_version_lag"], said["target_error"])
             assert 200 == (await lane.ask(ASK))[0]
 
-    asyncio.run(go())
+    uvloop.run(go())

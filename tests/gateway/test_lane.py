@@ -503,24 +503,3 @@ def test_the_reference_engine_s_names_and_routes_are_its_own(tmp_path: Path) -> 
             assert 404 == (await lane.http.post("/v1/chat/completions", json={})).status
 
     uvloop.run(go())
-
-
-def test_metrics_count_requests_by_outcome_and_reason(tmp_path: Path) -> None:
-    async def go() -> str:
-        async with open_lane(tmp_path, answer_whole) as lane:
-            await lane.ask(ASK)
-            await lane.ask(ASK | {"weight_version": {"exact": 6}})
-            await lane.http.post("/sleep")
-            return await (await lane.http.get("/metrics")).text()
-
-    told = uvloop.run(go())
-    for line in (
-        'syncline_gateway_requests_total{outcome="answered",reason=""} 1.0',
-        'syncline_gateway_requests_total{outcome="refused",reason="gone_by"} 1.0',
-        'syncline_gateway_requests_total{outcome="refused",reason="not_open"} 1.0',
-        "syncline_gateway_waited_seconds_count 1.0",
-        "syncline_gateway_answered_version 7.0",
-        'syncline_gateway_in_flight{phase="current"} 0.0',
-        "syncline_gateway_ready 1.0",
-    ):
-        assert line in told

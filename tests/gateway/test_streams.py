@@ -257,7 +257,7 @@ def test_a_client_that_hangs_up_ends_its_request_at_the_engine(tmp_path: Path, w
             assert [1] == pinned
             told = await (await lane.http.get("/metrics")).text()
             assert 'syncline_gateway_requests_total{outcome="left",reason=""} 1.0' in told
-            assert 'syncline_gateway_in_flight{phase="current"} 0.0' in told
+            assert 'syncline_gateway_in_flight{begun="applied"} 0.0' in told
 
     uvloop.run(go())
 

@@ -57,6 +57,11 @@ class Label:
         return max((choice.end for choice in self.choices if choice.end is not None), default=self._whole)
 
     @property
+    def most_spans(self) -> int:
+        """Of the choice that has most; where tokens were not counted all are of one version."""
+        return max((1 if choice.spans is None else len(choice.spans) for choice in self.choices), default=1)
+
+    @property
     def _whole(self) -> int | None:
         """Of an answer that has no choices at all (embeddings)."""
         return None if self.choices or self.served is None else self.served.version

@@ -1,57 +1,50 @@
-"""The gateway's metrics: names, help, labels, buckets, on a registry of its own.
+"""What the gateway counts of its requests, and brings into its metrics when they are read.
 
-Labels are bounded: outcome, reason, phase; never a version.
+Requests in flight are counted by version here; as a label a version would never end, so there it is how many versions ago a
+request was let in.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Count
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
-WAIT_SECONDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-SPANS = (1, 2, 3, 4, 6, 8, 16)
+from syncline.metrics import GatewayFamilies
+from syncline_agent.gateway.bounds import Lag
+
+BEGUN = ("applied", "1_before", "2_before", "more_before", "later", "unknown")
+"""Every value of the label: on what is applied now, on one before it, on a later one (before an undo), nobody knows."""
 
 
-class GatewayMetrics:
-    """All families of one gateway."""
+class GatewayMetrics(GatewayFamilies):
+    """All families of one gateway, and what is counted beside them."""
 
-    def __init__(self) -> None:
-        r = self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "syncline_gateway_requests", "Requests by outcome and reason.", ("outcome", "reason"), registry=r
-        )
-        self.waited_seconds = Histogram(
-            "syncline_gateway_waited_seconds",
-            "Seconds that a request that asks for a version waited to be let in, or refused.",
-            buckets=WAIT_SECONDS,
-            registry=r,
-        )
-        self.spans = Histogram(
-            "syncline_gateway_answer_spans", "Spans of versions in a choice of an answer.", buckets=SPANS, registry=r
-        )
-        self.answered_version = Gauge(
-            "syncline_gateway_answered_version",
-            "Version that the last token of the newest answer came from.",
-            registry=r,
-        )
-        self.in_flight = Gauge(
-            "syncline_gateway_in_flight",
-            "Requests here: waiting, begun on the version that is applied (current), or on another one (older).",
-            ("phase",),
-            registry=r,
-        )
-        self.ready = Gauge(
-            "syncline_gateway_ready", "1 while the agent says that the engine is in service.", registry=r
-        )
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
         self.begun: Count[int | None] = Count()
         """Requests at the engine by the version that they were let in under."""
         self.waiting = 0
+        """Requests that wait to be let in."""
 
-    def look(self, *, applied: int | None, ready: bool) -> None:
+    def look(self, *, applied: int | None, ready: bool, lag: Lag, target_error: bool) -> None:
         """Bring the gauges up to the moment."""
-        current = self.begun[applied]
-        self.in_flight.labels("waiting").set(self.waiting)
-        self.in_flight.labels("current").set(current)
-        self.in_flight.labels("older").set(self.begun.total() - current)
+        told = Count[str]()
+        for version, requests in self.begun.items():
+            told[_begun(version, applied)] += requests
+        for name in BEGUN:
+            self.in_flight.labels(name).set(told[name])
+        self.queue.set(self.waiting)
         self.ready.set(ready)
+        self.lag_versions.set(math.nan if lag.versions is None else lag.versions)
+        self.lag_seconds.set(math.nan if lag.seconds is None else lag.seconds)
+        self.target_error.set(target_error)
+
+
+def _begun(version: int | None, applied: int | None) -> str:
+    if version is None or applied is None:
+        return "unknown"
+    if version > applied:
+        return "later"
+    return BEGUN[min(applied - version, 3)]

@@ -137,8 +137,13 @@ class GatewayServer:
         )
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
-        applied = self._door.seen().applied
-        self._metrics.look(applied=None if applied is None else applied.version, ready=self._door.ready)
+        seen = self._door.seen()
+        self._metrics.look(
+            applied=None if seen.applied is None else seen.applied.version,
+            ready=self._door.ready,
+            lag=seen.lag,
+            target_error=self._pool.error is not None,
+        )
         body = generate_latest(self._metrics.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
