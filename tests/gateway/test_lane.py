@@ -126,7 +126,7 @@ def test_an_answer_says_the_writer_s_epoch_of_its_last_version_though_the_agent_
                 await asyncio.sleep(0.01)
             assert 3 == (await lane.ask(ASK))[1]["weight_version"]["epoch"]
 
-    asyncio.run(go())
+    uvloop.run(go())
 
 
 @pytest.mark.parametrize("what", ["uncounted", "lost", "another agent", "no agent"])

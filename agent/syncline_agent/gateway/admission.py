@@ -46,6 +46,10 @@ class Reason(Enum):
     """Too many wait already."""
 
 
+UNAVAILABLE = frozenset({Reason.NEVER_PROVEN, Reason.OUT_OF_SERVICE, Reason.AGENT_AWAY, Reason.NO_POLICY, Reason.BUSY})
+"""503 and not 409: it is not the version that stands in the way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the gateway knows of the moment."""
@@ -78,7 +82,10 @@ class Refused:
     """Then, after how long."""
     waiting_helps: bool = False
     """Whether the request may as well wait here."""
-    status: int = 409
+
+    @property
+    def status(self) -> int:
+        return 503 if self.reason in UNAVAILABLE else 409
 
 
 Verdict = Admitted | Refused
@@ -194,4 +201,4 @@ def _suspended(message: str, reason: Reason = Reason.NOT_YET) -> Refused:
 
 
 def _unavailable(reason: Reason, message: str) -> Refused:
-    return Refused(reason, message, retry=True, after_s=SOON_S, status=503)
+    return Refused(reason, message, retry=True, after_s=SOON_S)

@@ -142,7 +142,7 @@ class Door:
             asking.add_done_callback(self._not_needed)
             raise
         except AgentSilent as error:
-            return Refused(Reason.AGENT_AWAY, str(error), retry=True, after_s=1.0, status=503)
+            return Refused(Reason.AGENT_AWAY, str(error), retry=True, after_s=1.0)
         if pin is None:
             return _COMMITTING
         held = False
@@ -161,7 +161,7 @@ class Door:
     async def _wait(self, seconds: float) -> None:
         if self._metrics.waiting >= self._settings.most_waiting:
             message = f"{self._metrics.waiting} requests wait for a version already"
-            raise NotAdmitted(Refused(Reason.BUSY, message, retry=True, after_s=1.0, status=503), self.seen())
+            raise NotAdmitted(Refused(Reason.BUSY, message, retry=True, after_s=1.0), self.seen())
         self._metrics.waiting += 1
         try:
             if self._clock.monotonic() - self._woken < WAKE_S:

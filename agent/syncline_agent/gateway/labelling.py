@@ -20,6 +20,7 @@ from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.members import NotAnObject, read_object
 from syncline_agent.gateway.mirror import Mirror
 from syncline_agent.gateway.passing import pass_down
+from syncline_agent.gateway.refusals import Code
 from syncline_agent.gateway.relay import Down, TooLarge, headers_up, read_body
 from syncline_agent.gateway.routes import Route
 from syncline_agent.gateway.settings import GatewaySettings
@@ -50,8 +51,8 @@ class Labelling:
     async def handle(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
         """EngineAway, EngineLost and ClientGone are the caller's."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            self._count("refused", "encoding")
-            return refusals.error(415, "a body must come uncompressed: it is read here", code="encoding")
+            self._count("refused", Code.ENCODING)
+            return refusals.error(Code.ENCODING, "a body must come uncompressed: it is read here")
         try:
             data = await read_body(request, self._settings)
             asked = read_asked(
@@ -59,18 +60,18 @@ class Labelling:
             )
         except TooLarge:
             most = self._settings.most_body_bytes
-            self._count("refused", "too_large")
-            return refusals.error(413, f"the body has more than {most} bytes", code="body_too_large")
+            self._count("refused", Code.BODY_TOO_LARGE)
+            return refusals.error(Code.BODY_TOO_LARGE, f"the body has more than {most} bytes")
         except TimeoutError:
-            self._count("refused", "slow_body")
-            return refusals.error(408, "the body did not come", code="slow_body")
+            self._count("refused", Code.SLOW_BODY)
+            return refusals.error(Code.SLOW_BODY, "the body did not come")
         except BadBody as error:
-            self._count("refused", "bad_request")
-            return refusals.error(400, str(error), code="bad_request", param=error.param)
+            self._count("refused", Code.BAD_REQUEST)
+            return refusals.error(Code.BAD_REQUEST, str(error), param=error.param)
         if asked.wanted.session is not None and self._settings.kv_reuse is KvReuse.NEVER:
-            self._count("refused", "no_sessions")
+            self._count("refused", Code.NO_SESSIONS)
             message = "this pool has no sessions: it reuses no keys and values of older versions (--kv-reuse never)"
-            return refusals.error(400, message, code="no_sessions", param=FIELD)
+            return refusals.error(Code.NO_SESSIONS, message, param=FIELD)
         try:
             passed = await self._door.enter(asked.wanted)
         except NotAdmitted as error:
@@ -136,7 +137,7 @@ class Labelling:
         found = await self._label(asked, tally, passed)
         said = self._say(found, asked)
         if not found.fits(asked.wanted):
-            self._count("refused", "crossed")
+            self._count("refused", Code.CROSSED)
             return refusals.crossed_answer(said)
         body = data if told is None else told.edited(more={FIELD: said})
         body = without_ids(body) if asked.hide_ids else body

@@ -7,11 +7,40 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from aiohttp import web
 
 from syncline_agent.gateway.admission import Refused, Seen
+
+
+class Code(StrEnum):
+    """Why there is no answer of the engine's, beside `admission.Reason`: a word for metrics and clients."""
+
+    BAD_REQUEST = "bad_request"
+    NO_SESSIONS = "no_sessions"
+    NOT_OPEN = "not_open"
+    SLOW_BODY = "slow_body"
+    BODY_TOO_LARGE = "body_too_large"
+    ENCODING = "encoding"
+    CROSSED = "crossed"
+    ENGINE_AWAY = "engine_away"
+    ENGINE_LOST = "engine_lost"
+
+
+STATUS: Mapping[Code, int] = {
+    Code.BAD_REQUEST: 400,
+    Code.NO_SESSIONS: 400,
+    Code.NOT_OPEN: 404,
+    Code.SLOW_BODY: 408,
+    Code.CROSSED: 409,
+    Code.BODY_TOO_LARGE: 413,
+    Code.ENCODING: 415,
+    Code.ENGINE_AWAY: 503,
+    Code.ENGINE_LOST: 503,
+}
 
 
 def make_error(
@@ -21,19 +50,16 @@ def make_error(
     return {"error": {"message": message, "type": kind, "param": param, "code": code, **(more or {})}}
 
 
-def error(
-    status: int, message: str, *, code: str, param: str | None = None, kind: str = "invalid_request_error"
-) -> web.Response:
+def error(code: Code, message: str, *, param: str | None = None) -> web.Response:
     """A request that can never be passed on as it is."""
-    return web.json_response(
-        make_error(message, kind=kind, code=code, param=param), status=status, headers={"x-should-retry": "false"}
-    )
+    body = make_error(message, kind="invalid_request_error", code=code, param=param)
+    return web.json_response(body, status=STATUS[code], headers={"x-should-retry": "false"})
 
 
-def unavailable(message: str, *, code: str, after_s: float = 1.0) -> web.Response:
-    """503: the engine is not there, or went away."""
+def unavailable(code: Code, message: str, *, after_s: float = 1.0) -> web.Response:
+    """The engine is not there, or went away."""
     headers = {"Retry-After": _seconds(after_s), "x-should-retry": "true"}
-    return web.json_response(make_error(message, kind="unavailable", code=code), status=503, headers=headers)
+    return web.json_response(make_error(message, kind="unavailable", code=code), status=STATUS[code], headers=headers)
 
 
 def refused(refusal: Refused, seen: Seen) -> web.Response:
@@ -74,13 +100,13 @@ def crossed(label: dict[str, Any]) -> dict[str, Any]:
         else f"nobody can tell which version the answer came from: {label['unknown']}"
     )
     more = {"retry": True, "retry_after": 1.0, "weight_version": label}
-    return make_error(message, kind="weight_version_error", code="crossed", param="weight_version", more=more)
+    return make_error(message, kind="weight_version_error", code=Code.CROSSED, param="weight_version", more=more)
 
 
 def crossed_answer(label: dict[str, Any]) -> web.Response:
     """409 in the place of such an answer."""
     headers = {"Retry-After": "1", "x-should-retry": "true"}
-    return web.json_response(crossed(label), status=409, headers=headers)
+    return web.json_response(crossed(label), status=STATUS[Code.CROSSED], headers=headers)
 
 
 def event_of(body: dict[str, Any]) -> bytes:

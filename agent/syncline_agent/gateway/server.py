@@ -26,6 +26,7 @@ from syncline_agent.gateway.labelling import Labelling
 from syncline_agent.gateway.measuring import GatewayMetrics
 from syncline_agent.gateway.passing import pass_on
 from syncline_agent.gateway.pool import PoolPolicy
+from syncline_agent.gateway.refusals import Code
 from syncline_agent.gateway.relay import ClientGone
 from syncline_agent.gateway.routes import Routes, Shape
 from syncline_agent.gateway.settings import GatewaySettings
@@ -68,9 +69,9 @@ class GatewayServer:
     async def _engines(self, request: web.Request) -> web.StreamResponse:
         route = self._routes.find(request.method, request.path)
         if route is None:
-            self._count("refused", "not_open")
+            self._count("refused", Code.NOT_OPEN)
             message = f"{request.method} {request.path:.200} is not open at this gateway"
-            return refusals.error(404, message, code="not_open")
+            return refusals.error(Code.NOT_OPEN, message)
         try:
             if route.shape is not Shape.PLAIN:
                 return await self._labelling.handle(request, route)
@@ -78,11 +79,11 @@ class GatewayServer:
             self._count("answered", "passed_on")
             return response
         except EngineAway as error:
-            self._count("failed", "engine_away")
-            return refusals.unavailable(str(error), code="engine_away")
+            self._count("failed", Code.ENGINE_AWAY)
+            return refusals.unavailable(Code.ENGINE_AWAY, str(error))
         except EngineLost as error:
-            self._count("failed", "engine_lost")
-            return refusals.unavailable(str(error), code="engine_lost")
+            self._count("failed", Code.ENGINE_LOST)
+            return refusals.unavailable(Code.ENGINE_LOST, str(error))
         except ClientGone:
             self._count("left", "")
             raise web.HTTPRequestTimeout from None

@@ -18,6 +18,7 @@ from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.events import Events, TooLong, make_event, payload, with_payload
 from syncline_agent.gateway.exchange import EngineLost, Exchange
 from syncline_agent.gateway.labels import Label
+from syncline_agent.gateway.refusals import Code
 from syncline_agent.gateway.relay import Down
 from syncline_agent.gateway.wanted import FIELD
 
@@ -64,8 +65,8 @@ class LabelledStream:
             if not self._over and not self._failed and not self._whole:
                 await self._trail(down)
         except EngineLost as error:
-            self.outcome = "failed", "engine_lost"
-            down.keep(refusals.event_of(refusals.make_error(str(error), kind="unavailable", code="engine_lost")))
+            self.outcome = "failed", Code.ENGINE_LOST
+            down.keep(refusals.event_of(refusals.make_error(str(error), kind="unavailable", code=Code.ENGINE_LOST)))
         await down.end()
 
     def _go_on(self, down: Down) -> bool:
@@ -142,7 +143,7 @@ class LabelledStream:
     def _refuse(self, label: Label, down: Down) -> None:
         down.keep(refusals.event_of(refusals.crossed(self._say(label))))
         self._over = True
-        self.outcome = "refused", "crossed"
+        self.outcome = "refused", Code.CROSSED
 
 
 def read_event(data: bytes) -> Mapping[str, Any] | None:
