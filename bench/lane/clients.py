@@ -6,6 +6,7 @@ measured is not the clients' own work. A piece counts as here when the loop woke
 
 from __future__ import annotations
 
+import gc
 import json
 import select
 import socket
@@ -21,13 +22,14 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to ask for. `streams` of `tokens` each, begun one after another within an interval of the pace; or, without
-    tokens, `requests` for whole answers on so many connections."""
+    """What to ask for. `streams` of `tokens` each, begun one after another within `begin_s`; or, without tokens, `requests` for whole
+    answers on so many connections."""
 
     port: int
     streams: int
     pace: float = 0.0
     tokens: int = 0
+    begin_s: float = 0.0
     requests: int = 0
 
 
@@ -64,7 +66,7 @@ def stream(order: Order) -> Got:
     pieces: dict[int, list[Piece]] = {one.fileno(): [] for one in held}
     read = {one.fileno(): one.recv for one in held}
     began, spent = monotonic(), process_time()
-    apart = 1 / order.pace / order.streams if order.pace else 0.0
+    apart = order.begin_s / order.streams
     asked = ended = 0
     while ended < order.streams:
         now = monotonic()
@@ -118,6 +120,7 @@ def whole(order: Order) -> Got:
 
 
 if __name__ == "__main__":
+    gc.disable()  # its stops would be taken for the gateway's
     wanted = Order(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     came = stream(wanted) if wanted.tokens else whole(wanted)
     Path(sys.argv[2]).write_text(json.dumps(asdict(came)), encoding="utf-8")

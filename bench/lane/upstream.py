@@ -7,6 +7,7 @@ this engine's own work: each event is one call that sends it, as an engine's is.
 
 from __future__ import annotations
 
+import gc
 import json
 import select
 import socket
@@ -162,4 +163,5 @@ class Upstream:
 
 
 if __name__ == "__main__":
+    gc.disable()  # its stops would be taken for the gateway's
     Upstream(int(sys.argv[1])).run()
