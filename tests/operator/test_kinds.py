@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from syncline.errors import StoreMisused
+from syncline.store.s3_location import S3Location
 from syncline_operator.api import RolloutPool, TrainingRun
 from syncline_operator.api.crds import rollout_pools, training_runs
 from syncline_operator.testing.control_plane import Cluster
@@ -54,6 +56,47 @@ POOL_STATUS = {
     "versions": [{"version": 812, "replicas": 20}, {"version": 811, "replicas": 3}],
     "conditions": [DENIED],
 }
+
+
+URIS = [
+    *("s3://weights", "s3://weights/team-a", "s3://we.ights/A/b_c/d.e", "s3://abc/x..y", "s3://weights/" + "x" * 120),
+    *("s3://weights/" + "x" * 121, "s3://ab/x", "s3://w..x/a", "s3://w.-x/a", "s3://10.0.0.1/a", "s3://Weights/a"),
+    *(
+        "s3://weights/a//b",
+        "s3://weights/../a",
+        "s3://weights/a/.",
+        "s3://-weights/a",
+        "s3://weights/a b",
+        "gs://weights/a",
+    ),
+    *("s3://u:p@weights/a", "https://weights/a", "s3://" + "w" * 63 + "/a", "s3://" + "w" * 64 + "/a", "s3:///a"),
+]
+ENDPOINTS = [
+    *(
+        "https://s3.example.com",
+        "http://store:8333",
+        "https://10.0.0.1:9000",
+        "http://[::1]:8333",
+        "https://s3.example.com/",
+    ),
+    *(
+        "s3.example.com",
+        "ftp://s3.example.com",
+        "https://s3.example.com/path",
+        "https://k:s@s3.example.com",
+        "https://",
+        "http://a:0",
+    ),
+    *("http://a:99999", "http://a:65535", "http://a b"),
+]
+
+
+def adapter_takes(url: str) -> bool:
+    try:
+        S3Location.parse(url, {})
+    except StoreMisused:
+        return False
+    return url.startswith("s3://")
 
 
 def created(cluster: Cluster, namespace: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +257,20 @@ def test_get_says_whether_it_is_healthy_which_version_and_how_far_behind(cluster
     ] == [without_age(row) for row in pool]
     wide = cluster.told("get", "rpool", "seen", "--namespace", namespace, "--output=wide")
     assert "s3://weights/team-a refuses the key pair of Secret weights; correct it." in wide
+
+
+@pytest.mark.parametrize("uri_at", ["uri", "endpoint"])
+def test_what_a_server_lets_through_the_store_s_adapter_takes(cluster: Cluster, namespace: str, uri_at: str) -> None:
+    """And the other way, but for what only the server is strict about: a slash at the end."""
+    uris = URIS if uri_at == "uri" else [f"s3://weights/run?endpoint={endpoint}" for endpoint in ENDPOINTS]
+    tried = URIS if uri_at == "uri" else ENDPOINTS
+    found = [rollout_pool(f"u{n}", **{f"weightSource__weightStore__{uri_at}": text}) for n, text in enumerate(tried)]
+    given = json.dumps({"apiVersion": "v1", "kind": "List", "items": found})
+    flags = ("--namespace", namespace, "--dry-run=server", "--validate=ignore", "--output=name", "--filename=-")
+    made = set(cluster.run("create", *flags, given=given).stdout.split())
+    expected = [text for text, uri in zip(tried, uris, strict=True) if adapter_takes(uri)]
+    assert expected == [text for n, text in enumerate(tried) if f"rolloutpool.syncline.dev/u{n}" in made]
+    assert 0 < len(expected) < len(tried)
 
 
 def test_one_word_names_all_of_it_and_a_run_s_pools_can_be_selected(cluster: Cluster, namespace: str) -> None:

@@ -32,6 +32,7 @@ NO_CREDENTIAL = "must hold no credential; put the key pair into a Secret, creden
 OBJECT = "must be the name of an object: lower-case letters, digits, '-' and '.', a letter or digit at both ends"
 QUANTITY = "must be a quantity of 0 or more, such as 500m, 4, 16Gi or 1.5T"
 BELOW = "must be a path below, without a leading '/', '.' or '..'"
+ENDPOINT = "https://s3.example.com"
 CLAIM = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 BUCKET_SOURCE = {"objectStorage": {"uri": "s3://checkpoints/run"}}
 OWN_POD = {"spec": {"containers": [{"name": "syncline-agent"}]}}
@@ -72,7 +73,7 @@ CREATED: Sequence[tuple[dict[str, Any], str]] = [
         "spec.checkpointSource: name exactly one of persistentVolumeClaim and objectStorage",
     ),
     (
-        training_run(checkpointSource={"objectStorage": {"uri": "s3://weights/team-a/run"}}),
+        training_run(checkpointSource={"objectStorage": {"uri": "s3://weights/team-a/run", "endpoint": ENDPOINT}}),
         "spec.checkpointSource: checkpointSource must not lie below weightStore: the run's own anchors "
         "would be taken for checkpoints",
     ),
@@ -101,6 +102,10 @@ CREATED: Sequence[tuple[dict[str, Any], str]] = [
     (training_run(weightStore__uri="s3://We/x"), f"spec.weightStore.uri: {BUCKET}"),
     (training_run(weightStore__uri="s3://weights/x/"), f"spec.weightStore.uri: {BUCKET}"),
     (training_run(weightStore__uri="s3://key:secret@weights/x"), f"spec.weightStore.uri: {NO_CREDENTIAL}"),
+    (
+        training_run(weightStore__uri="s3://weights/" + "x" * 121),
+        "spec.weightStore.uri: must have a prefix of at most 120 characters",
+    ),
     (
         training_run(weightStore__uri="s3://weights/x?region=eu"),
         "spec.weightStore.uri: must hold no options; endpoint and region are fields of their own",
@@ -207,7 +212,7 @@ CREATED: Sequence[tuple[dict[str, Any], str]] = [
     (rollout_pool(weightSource__runName="x" * 64), "spec.weightSource.runName: may not be more than 63 bytes"),
     (rollout_pool(weightSource__trust="Require"), 'spec.weightSource.trust: supported values: "Off"'),
     (
-        rollout_pool(weightSource__mirrors=[{"uri": "s3://weights/team-a", "endpoint": "https://s3.example.com"}]),
+        rollout_pool(weightSource__mirrors=[{"uri": "s3://weights/team-a", "endpoint": ENDPOINT}]),
         "spec.weightSource.mirrors: a mirror must be another place than weightStore",
     ),
     (

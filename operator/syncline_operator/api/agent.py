@@ -141,5 +141,5 @@ class Gateway(Part):
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="What a gateway asks for and may use; one core carries thousands of tokens a second.",
+        description="What a gateway asks for and may use. It is one process, and uses one core.",
     )

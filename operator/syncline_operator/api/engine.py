@@ -61,9 +61,8 @@ class Engine(Part):
     )
     sweep_interval: Annotated[Span, lasting("10s", "24h")] = Field(
         default="10m",
-        description="How often all live weights are read and compared with the manifest's digest, beside serving. At "
-        "the default it costs less than "
-        "a thousandth of the engine's time.",
+        description="How often all live weights are read and compared with the manifest's digest, beside serving. Each "
+        "time costs one read of them; ten minutes find a flipped bit soon and cost little.",
     )
     rules = (
         Rule(

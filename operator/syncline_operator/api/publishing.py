@@ -61,9 +61,8 @@ class PublishPolicy(Part):
     )
     anchor_every: Annotated[int, Field(ge=0, le=100_000)] = Field(
         default=50,
-        description="Versions between anchors (the whole weights, stored for joiners); 0 is never. Fifty deltas are "
-        "about half the bytes of "
-        "an anchor where a step changes one percent.",
+        description="Versions between anchors (the whole weights, stored for joiners); 0 is never. Where a step changes "
+        "one percent, the deltas of fifty are about a fifth of an anchor's bytes.",
     )
     anchor_at_percent: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=100,

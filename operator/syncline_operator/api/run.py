@@ -101,7 +101,9 @@ class TrainingRunSpec(Part):
         ),
         Rule(
             "!has(self.checkpointSource) || !has(self.checkpointSource.objectStorage)"
-            " || !(self.checkpointSource.objectStorage.uri + '/').startsWith(self.weightStore.uri + '/')",
+            " || !(self.checkpointSource.objectStorage.uri + '/').startsWith(self.weightStore.uri + '/')"
+            " || (has(self.checkpointSource.objectStorage.endpoint) ? self.checkpointSource.objectStorage.endpoint : '')"
+            " != (has(self.weightStore.endpoint) ? self.weightStore.endpoint : '')",
             "checkpointSource must not lie below weightStore: the run's own anchors would be taken for checkpoints",
             at=".checkpointSource",
         ),

@@ -143,16 +143,16 @@ AbsolutePath = Annotated[
     ),
 ]
 """Short enough that a Unix socket below it still has a path that the kernel takes."""
+_NO_CREDENTIAL = "must hold no credential; put the key pair into a Secret, credentialsSecretRef"
 Endpoint = Annotated[
     str,
     Field(max_length=300),
     Kube(
         (
+            Rule("!self.contains('@')", _NO_CREDENTIAL),
             Rule(
-                "!self.contains('@')", "must hold no credential; put the key pair into a Secret, credentialsSecretRef"
-            ),
-            Rule(
-                "self.contains('@') || self.matches('^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?$')",
+                "self.contains('@') || "
+                "self.matches('^https?://([A-Za-z0-9.-]+|[[][0-9A-Fa-f:.]+[]])(:[1-9][0-9]{0,3}|:[1-6][0-9]{4})?/?$')",
                 "must be http://host:port or https://host:port, without a path",
             ),
         )
@@ -163,16 +163,18 @@ StoreUri = Annotated[
     Field(max_length=300),
     Kube(
         (
-            Rule(
-                "!self.contains('@')", "must hold no credential; put the key pair into a Secret, credentialsSecretRef"
-            ),
+            Rule("!self.contains('@')", _NO_CREDENTIAL),
             Rule("!self.contains('?')", "must hold no options; endpoint and region are fields of their own"),
             Rule(
                 "self.contains('@') || self.contains('?') || "
                 "(self.matches('^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*$')"
-                " && !self.matches('[.][.]|[.]-|-[.]|/[.]/'))",
-                "must be s3://bucket/prefix, where a bucket has 3 to 63 characters: lower-case letters, digits, "
-                "'-' and single '.'",
+                " && !self.matches('^s3://[^/]*([.][.]|[.]-|-[.])|/[.][.]?(/|$)|^s3://[0-9]+([.][0-9]+){3}(/|$)'))",
+                "must be s3://bucket/prefix, where a bucket has 3 to 63 characters: "
+                "lower-case letters, digits, '-' and single '.'",
+            ),
+            Rule(
+                "!self.startsWith('s3://') || self.matches('^s3://[^/]*(/.{0,120})?$')",
+                "must have a prefix of at most 120 characters",
             ),
         )
     ),
