@@ -55,6 +55,11 @@ class Relay:
         self._open = threading.Event()
         self._open.set()
         self.asked: list[Asked] = []
+        self.expired = 0
+        """How often the server said that a version is too old to go on from."""
+        self._watches_open = threading.Event()
+        self._watches_open.set()
+        self._watching: set[asyncio.StreamWriter] = set()
         self._answers: deque[bytes] = deque()
         self._pipes: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -78,8 +83,13 @@ class Relay:
         """Let connections stand, and carry no byte any more."""
         self._open.clear()
 
+    def freeze_watches(self) -> None:
+        """The same of connections that watch, and of those that begin to; the others go on."""
+        self._watches_open.clear()
+
     def thaw(self) -> None:
         self._open.set()
+        self._watches_open.set()
 
     def cut(self) -> None:
         """End every connection."""
@@ -100,7 +110,7 @@ class Relay:
             writer.transport.abort()
 
     async def _stop(self) -> None:
-        self._open.set()
+        self.thaw()
         self._listening.close()
         await self._cut()
         mine = asyncio.current_task()
@@ -112,7 +122,7 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._pipes.add(writer)
         try:
-            await self._opened()
+            await self._opened(writer)
             try:
                 back_reader, back_writer = await asyncio.open_connection(*self._server, ssl=self._tls)
             except OSError:
@@ -130,15 +140,17 @@ class Relay:
                 back_writer.transport.abort()
         finally:
             self._pipes.discard(writer)
+            self._watching.discard(writer)
             writer.transport.abort()
 
-    async def _opened(self) -> None:
-        while not self._open.is_set():
+    async def _opened(self, client: asyncio.StreamWriter) -> None:
+        while not self._open.is_set() or (client in self._watching and not self._watches_open.is_set()):
             await asyncio.sleep(0.02)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
-            await self._opened()
+            await self._opened(writer)
+            self.expired += data.count(b'"code":410')
             writer.write(data)
             await writer.drain()
 
@@ -153,10 +165,12 @@ class Relay:
                 content = await reader.readexactly(int(length[1])) if length else b""
             except asyncio.IncompleteReadError:
                 return
-            await self._opened()
             method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ", 2)
             said = AUTHORIZATION.search(head)
-            self.asked.append(Asked(method, target, said[1].decode() if said else None))
+            asked = Asked(method, target, said[1].decode() if said else None)
+            (self._watching.add if asked.watches else self._watching.discard)(writer)
+            await self._opened(writer)
+            self.asked.append(asked)
             if self._answers:
                 writer.write(self._answers.popleft())
                 await writer.drain()
