@@ -173,7 +173,8 @@ class Reporter:
             node, applied = _node(status), status.applied
             self._metrics.applied_version.labels(*node).set(applied.version if applied is not None else 0)
             self._metrics.lag_versions.labels(*node).set(status.lag_versions)
-            self._metrics.lag_seconds.labels(*node).set(status.lag_seconds)
+            # Read when it is asked for: a phase may take minutes.
+            self._metrics.lag_seconds.labels(*node).set_function(lambda: self.read().lag_seconds)
             self._metrics.proven.labels(*node).set(1 if status.in_service else 0)
         if status.head is not None:
             self._metrics.head_version.labels(status.run, status.view).set(status.head)

@@ -53,7 +53,11 @@ def test_what_is_missing_is_older_the_longer_a_phase_takes(world: Any) -> None:
     world.run(replica, lambda s: s.lag_versions == 1 and s.lag_seconds > 0.0)
     before = said(replica, "lag_seconds", "lag_seconds_most")
     world.pass_time(50.0)
-    assert [round(number + 50.0, 3) for number in before] == said(replica, "lag_seconds", "lag_seconds_most")
+    now = said(replica, "lag_seconds", "lag_seconds_most")
+    assert [round(number + 50.0, 3) for number in before] == now
+    registry = replica.node.reporter._metrics.registry
+    labels = {"run": "run", "view": "main", "pool": "default", "node": "node-0"}
+    assert now[0] == round(registry.get_sample_value("syncline_lag_seconds", labels), 3)
 
 
 def test_where_the_store_s_clock_is_not_known_what_is_missing_is_no_older_than_the_last_look_that_missed_nothing(

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -362,6 +363,20 @@ class Fleet:
         self.publisher.open()
         self.agents: list[subprocess.Popen[bytes]] = []
 
+    def hide_store(self) -> None:
+        """What was published cannot be read any more."""
+        self.store.rename(self.folder / "hidden")
+
+    def show_store(self) -> None:
+        """It can be again. A heartbeat may have made the folder meanwhile."""
+        while True:
+            shutil.rmtree(self.store, ignore_errors=True)
+            try:
+                (self.folder / "hidden").rename(self.store)
+                return
+            except OSError:
+                continue
+
     def take_over(self) -> None:
         """Another writer begins, by a version of its own."""
         self.publisher = Publisher(LocalStore(self.store), "demo")
@@ -385,9 +400,10 @@ class Fleet:
         assert version == published.version
         return published.manifest.digest
 
-    def target(self, mode: str, version: int | None = None) -> None:
+    def target(self, mode: str, version: int | None = None, **more: Any) -> None:
         wanted = {"mode": mode} | ({} if version is None else {"version": version})
         body = {"run": "demo", "view": "main", "policy": "keep", "version": wanted, "suspend": False, "generation": 1}
+        body |= more
         new = self.folder / "target.new"
         new.write_text(json.dumps(body))
         new.rename(self.folder / "target.json")

@@ -169,7 +169,7 @@ def test_a_version_is_waited_for_pinned_refused_and_served_again_whatever_is_res
     agent = fleet.start_agent()
     engine = fleet.start_engine(ready=False)
     fleet.wait_serving(engine, 1)
-    gateway = start_gateway(engine, fleet.node, "--kv-reuse", "sessions")
+    gateway = start_gateway(engine, fleet.node, "--kv-reuse", "sessions", "--target", str(fleet.folder / "target.json"))
     client = client_of(gateway)
     kept = [ask(client, seed=1, tokens=8, wanted=wanted) for wanted in (None, {"session": "s"})]
     assert [(1, "own"), (1, "session")] == [tuple(t["weight_version"][n] for n in ("end", "kv")) for t in kept]
@@ -195,6 +195,22 @@ def test_a_version_is_waited_for_pinned_refused_and_served_again_whatever_is_res
     with pytest.raises(openai.ConflictError) as early:
         ask(client, seed=1, tokens=8, wanted={"min": 4, "wait_seconds": 0})
     assert ("not_yet", True) == (early.value.body["code"], early.value.body["retry"])  # type: ignore[index]
+
+    # The pool's bound, by the file that agent and gateway both read, holds while head is read and not beyond
+    fleet.target("Latest", maxLagSeconds=5, generation=2)
+    wait_until(lambda: fleet.status()["generation"] == 2 == httpx.get(f"{gateway.url}/status").json()["generation"])
+    assert 3 == ask(client, seed=1, tokens=8)["weight_version"]["end"]
+    fleet.hide_store()
+    wait_until(lambda: (httpx.get(f"{gateway.url}/status").json()["lag_seconds_most"] or 0.0) > 5.0)
+    with pytest.raises(openai.ConflictError) as blind:
+        ask(client, seed=1, tokens=8, wanted={"max_lag_seconds": 3600, "wait_seconds": 0})
+    body = blind.value.body
+    assert ("lag_unknown", 3, 0) == tuple(body[name] for name in ("code", "applied", "lag_versions"))
+    assert 200 == httpx.get(f"{gateway.url}/readyz").status_code
+    fleet.show_store()
+    assert 3 == ask(client, seed=1, tokens=8, wanted={"min": 3, "wait_seconds": PATIENCE_S})["weight_version"]["end"]
+    fleet.target("Latest", generation=3)
+    wait_until(lambda: httpx.get(f"{gateway.url}/status").json()["generation"] == 3)
 
     # A gateway that is killed, or ended, comes back knowing what is served; a client that may try again has its answer
     persistent = client_of(gateway, retries=8)
