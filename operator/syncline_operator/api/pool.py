@@ -60,6 +60,7 @@ class WeightSource(Part):
     )
     distributor_url: Endpoint | None = Field(
         default=None,
+        alias="distributorURL",
         description="Where the run's distributor answers, if the pool's nodes reach it: new versions are then heard "
         "of at once. Left out, the "
         "store is asked once a second.",
