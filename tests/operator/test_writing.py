@@ -12,7 +12,7 @@ import pytest
 from syncline.clock import SystemClock
 from syncline_operator.kube.access import find_access
 from syncline_operator.kube.client import KubeClient
-from syncline_operator.kube.errors import Absent, FieldsTaken, Malformed, NotLeading, Outdated
+from syncline_operator.kube.errors import Absent, FieldsTaken, Malformed, NotLeading, Occupied, Outdated
 from syncline_operator.kube.resources import CONFIG_MAPS, DEPLOYMENTS, Document, FieldManager, ObjectKey, Resource
 from syncline_operator.kube.writing import Writer
 from syncline_operator.metrics import OperatorMetrics
@@ -121,8 +121,6 @@ def test_a_write_that_was_thought_out_before_somebody_else_s_is_refused(relay: R
     async def scenario(client: KubeClient, writer: Writer, _: Leading) -> None:
         key = ObjectKey(CONFIG_MAPS, namespace, "fenced")
         first = await writer.apply(CONFIG_MAPS, config_map(namespace, "fenced", by="new"), None, manager=MINE)
-        with pytest.raises(Outdated):  # thought that there was none
-            await writer.apply(CONFIG_MAPS, config_map(namespace, "fenced", by="old"), None, manager=MINE)
         second = await writer.apply(CONFIG_MAPS, config_map(namespace, "fenced", by="newer"), first, manager=MINE)
         with pytest.raises(Outdated):
             await writer.apply(CONFIG_MAPS, config_map(namespace, "fenced", by="old"), first, manager=MINE)
@@ -135,6 +133,46 @@ def test_a_write_that_was_thought_out_before_somebody_else_s_is_refused(relay: R
             await writer.apply(CONFIG_MAPS, config_map(namespace, "fenced", by="old"), second, manager=MINE)
         with pytest.raises(Absent):
             await client.get(key)
+
+    run(relay, scenario)
+
+
+def test_an_object_that_was_not_seen_is_taken_if_it_is_this_manager_s_and_left_alone_if_not(
+    relay: Relay, namespace: str
+) -> None:
+    async def scenario(client: KubeClient, writer: Writer, leading: Leading) -> None:
+        wanted = config_map(namespace, "unseen", a="1")
+        await writer.apply(CONFIG_MAPS, wanted, None, manager=MINE)
+        key = ObjectKey(CONFIG_MAPS, namespace, "unseen")
+        await client.merge(key, {"metadata": {"labels": None}}, manager=THEIRS)
+        result = await writer.apply(CONFIG_MAPS, wanted, None, manager=MINE)
+        assert wanted["metadata"]["labels"] == result["metadata"]["labels"]
+
+        theirs = await client.create(CONFIG_MAPS, config_map(namespace, "theirs", a="9"), manager=THEIRS)
+        with pytest.raises(Occupied, match="was not made by this operator; delete it or give it another name"):
+            await writer.apply(CONFIG_MAPS, config_map(namespace, "theirs", a="1"), None, manager=MINE)
+        assert theirs == await client.get(ObjectKey(CONFIG_MAPS, namespace, "theirs"))
+
+    run(relay, scenario)
+
+
+def test_a_request_that_left_late_out_of_a_process_that_no_longer_leads_is_refused(
+    relay: Relay, namespace: str
+) -> None:
+    async def scenario(client: KubeClient, writer: Writer, leading: Leading) -> None:
+        class UntilAsked(Leading):
+            """Leads when it is asked first, as a process does that is frozen right after it asked, and then no more."""
+
+            def seconds_left(self) -> float:
+                left, self.left = self.left, 0.0
+                return left
+
+        late = Writer(client, UntilAsked())
+        await writer.apply(CONFIG_MAPS, config_map(namespace, "late", by="new"), None, manager=MINE)
+        with pytest.raises(NotLeading):
+            await late.apply(CONFIG_MAPS, config_map(namespace, "late", by="old"), None, manager=MINE)
+        there = await client.get(ObjectKey(CONFIG_MAPS, namespace, "late"))
+        assert "new" == there["data"]["by"]
 
     run(relay, scenario)
 

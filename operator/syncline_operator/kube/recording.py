@@ -62,6 +62,7 @@ class _Series:
     count: int = 1
     written: int = 0
     written_at: float = 0.0
+    written_note: str = ""
     key: ObjectKey | None = None
 
 
@@ -138,17 +139,18 @@ class Recorder:
             left = self._leadership.seconds_left()
             if left <= 0:
                 raise NotLeading("this process does not hold the Lease; whoever does tells")
+            if series.note != series.written_note:  # the API lets no note be changed: the newer one is another Event
+                series.key = None
             if series.key is not None:
                 try:
                     lasts = {"count": count, "lastObservedTime": _stamp(series.stamp)}
-                    patch: Document = {"series": lasts, "note": series.note[:NOTE]}
-                    await self._client.merge(series.key, patch, manager=MANAGER, timeout_s=left)
+                    await self._client.merge(series.key, {"series": lasts}, manager=MANAGER, timeout_s=left)
                 except Absent:  # the server keeps Events for an hour
                     series.key = None
             if series.key is None:
                 made = self._event(what, series)
                 await self._client.create(EVENTS, made, manager=MANAGER, timeout_s=left)
-                series.key = EVENTS.key(made)
+                series.key, series.written_note = EVENTS.key(made), series.note
         except NotLeading:
             self._series.pop(what, None)
             self._metrics.events_dropped.labels("not_leading").inc()

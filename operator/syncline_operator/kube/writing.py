@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from syncline_operator.kube.client import KubeClient
-from syncline_operator.kube.errors import Absent, NotLeading
+from syncline_operator.kube.errors import Absent, NotLeading, Occupied, Outdated
 from syncline_operator.kube.ownership import body, is_settled, owned_fields, project, without_nulls
 from syncline_operator.kube.resources import Document, FieldManager, Resource, resource_version, uid
 
@@ -52,19 +52,23 @@ class Writer:
         manager: FieldManager,
         force: bool = True,
     ) -> Document:
-        """The object after `manager` has in it exactly what `desired` says; `observed` as it is where that is so already."""
-        if observed is not None and self._is_written(desired, observed, manager):
-            return observed
-        sent = without_nulls(desired) | {"apiVersion": resource.api_version, "kind": resource.kind}
-        sent["metadata"] = dict(sent["metadata"])
-        if observed is None:
-            sent["metadata"]["resourceVersion"] = NONE_THERE
-        else:
-            sent["metadata"] |= {"uid": uid(observed), "resourceVersion": resource_version(observed)}
-        left = self._left(f"applying {resource.key(desired)}")
-        result = await self._client.apply(resource.key(desired), sent, manager=manager, force=force, timeout_s=left)
-        self._remember(desired, result, manager)
-        return result
+        """The object after `manager` has in it exactly what `desired` says; `observed` as it is where that is so already.
+
+        Where none was seen and one is there all the same, it is taken if `manager` applied it before (a watch with a
+        selector loses an object whose label somebody took off); else `Occupied`: it is somebody else's.
+        """
+        try:
+            return await self._apply(resource, desired, observed, manager, force)
+        except Outdated:
+            if observed is not None:
+                raise
+        there = await self._client.get(resource.key(desired))
+        if owned_fields(there, manager) is None:
+            raise Occupied(
+                f"{resource.key(desired)} exists and was not made by this operator; delete it or give it another name",
+                code=409,
+            )
+        return await self._apply(resource, desired, there, manager, force)
 
     async def try_out(self, resource: Resource, desired: Document, *, manager: FieldManager) -> None:
         """Have the API server judge an object without keeping it: `Malformed` and `Refused` say what is wrong with it."""
@@ -96,6 +100,27 @@ class Writer:
             await self._client.delete(key, uid=uid(observed), resource_version=seen, timeout_s=left)
         except Absent:
             return
+
+    async def _apply(
+        self,
+        resource: Resource,
+        desired: Document,
+        observed: Document | None,
+        manager: FieldManager,
+        force: bool,
+    ) -> Document:
+        if observed is not None and self._is_written(desired, observed, manager):
+            return observed
+        sent = without_nulls(desired) | {"apiVersion": resource.api_version, "kind": resource.kind}
+        sent["metadata"] = dict(sent["metadata"])
+        if observed is None:
+            sent["metadata"]["resourceVersion"] = NONE_THERE
+        else:
+            sent["metadata"] |= {"uid": uid(observed), "resourceVersion": resource_version(observed)}
+        left = self._left(f"applying {resource.key(desired)}")
+        result = await self._client.apply(resource.key(desired), sent, manager=manager, force=force, timeout_s=left)
+        self._remember(desired, result, manager)
+        return result
 
     def _left(self, about: str) -> float:
         left = self._leadership.seconds_left()
