@@ -31,6 +31,8 @@ from syncline_agent.status import Status
 DENIED_RETRY_SECONDS = 600.0
 CLOCK_SECONDS = 120.0
 """How often the store's clock is looked at."""
+STEP_SECONDS = 1.0
+"""A store may say when an object was modified in whole seconds, rounded down."""
 TEXT_MAX = 1000
 POD_MAX = 253
 UNWRITTEN = "not written yet"
@@ -57,14 +59,20 @@ class StoreTime:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: float | None = None
+        self._most: float | None = None
 
-    def saw(self, modified: float) -> None:
-        """An object was modified just now, at `modified` by the store's clock."""
+    def saw(self, modified: float, *, since: float) -> None:
+        """An object was modified just now, and not before `since` (monotonic), at `modified` by the store's clock."""
         self._offset = modified - self._clock.monotonic()
+        self._most = modified + STEP_SECONDS - since
 
     def now(self) -> float | None:
         """Seconds since the epoch by the store's clock; None before the first sight of it."""
         return None if self._offset is None else self._clock.monotonic() + self._offset
+
+    def latest(self) -> float | None:
+        """It is no later than that by the store's clock, however long the store took to answer; None as for `now`."""
+        return None if self._most is None else self._clock.monotonic() + self._most
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +145,11 @@ class Heart:
         wait = self._settings.every_seconds * self._random.uniform(0.9, 1.1)
         try:
             self._look_for_another(key)
+            began = self._clock.monotonic()
             self._written = None  # whatever comes of the next line
             etag = self._store.put(key, self._record(status, leaving).encode())
             self._told, self._told_at = self._signature(status), self._clock.monotonic()
-            self._look_at_the_clock(key)
+            self._look_at_the_clock(key, began)
             self._written = _Written(key, etag, self.time.now())
             self._say(
                 f"shared: another agent writes {key} too; give each agent its own --node" if self._another else "on"
@@ -169,11 +178,11 @@ class Heart:
         late = written.at is not None and found.modified > written.at + LOOK_TOLERANCE_SECONDS
         self._another = found.etag != written.etag or late
 
-    def _look_at_the_clock(self, key: str) -> None:
-        """The object was written just now, so its age is nought. Seldom: it is one request more."""
+    def _look_at_the_clock(self, key: str, began: float) -> None:
+        """The object was written just now, and not before `began`, so its age is nought. Seldom: it is one request more."""
         now = self._clock.monotonic()
         if self._clock_seen is None or now - self._clock_seen >= CLOCK_SECONDS:
-            self.time.saw(self._store.head(key).modified)
+            self.time.saw(self._store.head(key).modified, since=began)
             self._clock_seen = now
 
     def _say(self, state: str) -> None:

@@ -70,10 +70,10 @@ class Lag:
         can tell."""
         now = self.clock.monotonic()
         by_head = None if self.complete is None else now - self.complete
-        age = None if self.version is None else self.age(self.modified)
-        if age is None:
+        latest = self.store_time.latest()
+        if self.version is None or self.modified is None or latest is None:
             return by_head  # what is missing came after head was read without it
-        by_age = max(age, now - self.seen)
+        by_age = max(latest - self.modified, now - self.seen)
         return by_age if by_head is None else min(by_age, by_head)
 
     def age(self, modified: float | None) -> float | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from syncline.clock import ManualClock
 from syncline.store.faulty import Fault, FaultKind, FaultyStore, ScriptedFaults
 from syncline.store.keys import RunKeys
 from syncline.store.memory import MemoryStore
 from syncline.wire.records import HeadRecord
+from syncline_agent.heartbeat import StoreTime
+from syncline_agent.lag import Lag
 from syncline_agent.policy import Target
 
 SILENT = [(op, "", Fault(FaultKind.UNAVAILABLE)) for op in ("get", "list_after", "head") for _ in range(400)]
@@ -106,3 +110,66 @@ def test_a_mirror_that_shows_less_than_what_is_applied_tells_nothing_of_lag(worl
     status = world.run(replica, lambda s: s.error is not None and "head is version 1" in s.error)
     assert (True, None) == (status.in_service, status.target)
     assert [None] == said(replica, "lag_seconds_most")
+
+
+def test_a_store_that_answers_late_and_in_whole_seconds_does_not_make_a_version_younger() -> None:
+    clock = ManualClock(1000.0)
+    time = StoreTime(clock)
+    assert (None, None) == (time.now(), time.latest())
+    ahead = 500.9  # what the store's clock is ahead of this one
+    began = clock.monotonic()
+    written = began + ahead
+    clock.advance(7.0)  # until the write, tried again, is acknowledged
+    time.saw(float(int(written)), since=began)
+    clock.advance(60.0)
+    now, latest = time.now(), time.latest()
+    assert now is not None and latest is not None
+    assert now < clock.monotonic() + ahead <= latest
+
+    lag = Lag(clock, time)
+    lag.behind(2, float(int(written + 10.0)))
+    assert (lag.most() or 0.0) >= 57.0 > lag.seconds()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_lag_is_ever_said_to_be_less_than_it_is_whatever_comes_in_whatever_order(world: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    committed: dict[int, float] = {}
+
+    def publish() -> None:
+        committed[world.publish()] = world.store_clock.now()
+
+    publish()
+    store = faulty(world)
+    replica = world.replica(stores={"origin": store}, consumers=world.store)
+    world.follow(replica, 1)
+    told = 0
+    for _ in range(120):
+        turn = chance.random()
+        if turn < 0.2:
+            publish()
+        elif turn < 0.3:
+            store._plan = ScriptedFaults(SILENT[:: 1 + 20 * chance.randrange(2)])
+        elif turn < 0.45:
+            store._plan = ScriptedFaults([])
+        elif turn < 0.55:
+            world.aim(replica, suspend=chance.random() < 0.5)
+        elif turn < 0.58:
+            replica.restart_agent()
+            world.run(replica, lambda s: s.in_service or s.failures > 0)
+        else:
+            world.pass_time(chance.choice([0.0, 0.1, 3.0, 30.0]))
+        world.pass_time(replica.node.follower.tick())
+        replica.node.heart.tick()
+        status = replica.node.reporter.read()
+        if status.applied is None or status.target is None:
+            continue
+        now = world.store_clock.now()
+        missing = sorted(version for version in committed if version > status.applied.version)
+        if status.lag_most is not None and missing:
+            told += 1
+            assert now - committed[missing[0]] <= status.lag_most + 1e-6
+        if status.head_age is not None:
+            before = [version for version in missing if committed[version] < now - status.head_age - 1e-6]
+            assert len(before) <= abs(status.target - status.applied.version)
+    assert told > 10
