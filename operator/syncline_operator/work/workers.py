@@ -63,12 +63,14 @@ class Workers:
                         break
                     task = asyncio.create_task(self._look(key), name=f"looking at {key}")
                     running.add(task)
-                    task.add_done_callback(running.discard)
+                    task.add_done_callback(lambda ended: (running.discard(ended), self._woken.set()))
                 self._metrics.queue_depth.set(self._queue.depth)
                 self._metrics.queue_age.set(self._queue.age_s if self._may_work() else 0.0)
                 due_s = self._queue.next_s() if len(running) < self._at_once and self._may_work() else None
                 try:
-                    await asyncio.wait_for(self._woken.wait(), min(LOOK_S, LOOK_S if due_s is None else due_s))
+                    # Not wait_for, which before Python 3.12 may forget that it was cancelled.
+                    async with asyncio.timeout(min(LOOK_S, LOOK_S if due_s is None else due_s)):
+                        await self._woken.wait()
                 except TimeoutError:
                     pass
         finally:
