@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 from syncline.clock import Clock
 from syncline.errors import SynclineError
 from syncline_operator.kube.client import KubeClient
-from syncline_operator.kube.errors import Absent
+from syncline_operator.kube.errors import Absent, Outdated
 from syncline_operator.kube.resources import LEASES, Document, FieldManager, ObjectKey
 
 MANAGER = FieldManager("syncline-leader")
@@ -67,6 +67,8 @@ class Election:
         self._changed = changed
         self._until = clock.monotonic()
         self._led = False
+        self._mine: Document | None = None
+        """As this process wrote it last: renewed without being read, unless somebody else wrote since."""
         self._seen: tuple[object, ...] | None = None
         self._seen_at = clock.monotonic()
 
@@ -97,7 +99,7 @@ class Election:
 
     async def give_back(self) -> None:
         """Let the next one lead at once; called when nothing here writes any more."""
-        led, self._until = self.leads, self._clock.monotonic()
+        led, self._until, self._mine = self.leads, self._clock.monotonic(), None
         self._tell()
         if not led:
             return
@@ -111,10 +113,19 @@ class Election:
 
     async def _holds(self, asked: float) -> bool:
         patience = self._settings.lasts_s - self._settings.sure_s
+        if self._mine is not None:
+            claim, self._mine = self._claim(self._mine), None
+            try:
+                self._mine = await self._client.replace(self._key, claim, manager=MANAGER, timeout_s=patience)
+            except (Outdated, Absent):  # somebody else wrote or deleted it: look
+                pass
+            else:
+                return True
         try:
             lease = await self._client.get(self._key, timeout_s=patience)
         except Absent:
-            await self._client.create(LEASES, self._claim(None), manager=MANAGER, timeout_s=patience)
+            claim = self._claim(None)
+            self._mine = await self._client.create(LEASES, claim, manager=MANAGER, timeout_s=patience)
             return True
         spec: dict[str, Any] = lease.get("spec") or {}
         record = tuple(spec.get(name) for name in ("holderIdentity", "acquireTime", "renewTime", "leaseTransitions"))
@@ -125,7 +136,7 @@ class Election:
         if holder and holder != self.identity and asked - self._seen_at < lasts_s:
             return False
         # The resourceVersion that was read goes along: of two that take it at once, one is refused.
-        await self._client.replace(self._key, self._claim(lease), manager=MANAGER, timeout_s=patience)
+        self._mine = await self._client.replace(self._key, self._claim(lease), manager=MANAGER, timeout_s=patience)
         return True
 
     def _claim(self, lease: Document | None) -> Document:
