@@ -25,6 +25,7 @@ from syncline_agent.driving import Driven
 from syncline_agent.engine import Engine
 from syncline_agent.fetch import Fetcher, Source
 from syncline_agent.follower import Follower
+from syncline_agent.headwatch import HeadWatch
 from syncline_agent.heartbeat import Heart
 from syncline_agent.lane.advertised import Advertising
 from syncline_agent.lane.commits import CommitLog
@@ -105,6 +106,7 @@ class Node:
             clock=clock,
             log=log,
         )
+        self.head_watch = HeadWatch(_nearest(sources, reporter=self.reporter, log=log), self.reporter, clock)
         self.source_heads = SourceHeads(sources, self.reporter) if len(sources) > 1 else None
         """None where there is only one source."""
 
@@ -114,6 +116,16 @@ def _derived(parent: random.Random) -> random.Random:
     return random.Random(parent.getrandbits(64))
 
 
+def _nearest(sources: Sequence[Source], *, reporter: Reporter, log: FilteringBoundLogger) -> WeightStore:
+    """All sources as one store."""
+
+    def damaged(source: WeightStore, error: SynclineError) -> None:
+        reporter.retried("corrupt")
+        log.warning("passed over a damaged copy", store=source.url, error=str(error))
+
+    return sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources], damaged=damaged)
+
+
 def _chains(
     sources: Sequence[Source],
     files: NodeFiles,
@@ -121,11 +133,7 @@ def _chains(
     pool: ThreadPoolExecutor | None,
     log: FilteringBoundLogger,
 ) -> Callable[[str, str], Chain]:
-    def damaged(source: WeightStore, error: SynclineError) -> None:
-        reporter.retried("corrupt")
-        log.warning("passed over a damaged copy", store=source.url, error=str(error))
-
-    store = sources[0].store if len(sources) == 1 else FirstOf([s.store for s in sources], damaged=damaged)
+    store = _nearest(sources, reporter=reporter, log=log)
 
     told: dict[str, str] = {}
     """What the store holds in place of a run: asked once, for what is not there is asked for at every poll."""
@@ -163,6 +171,7 @@ async def serve(
         Driven("follower", node.follower.tick, log),
         Driven("heart", node.heart.tick, log),
         Driven("background", node.background.tick, log),
+        Driven("head", node.head_watch.tick, log),
     ]
     if node.source_heads is not None:
         machines.append(Driven("sources", node.source_heads.tick, log))

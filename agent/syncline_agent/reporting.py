@@ -72,6 +72,8 @@ class Reporter:
             if (before.run, before.view) != (now.run, now.view):
                 now = replace(now, source_heads={})
                 self._forget(before)
+            if (before.run, before.view, before.lineage) != (now.run, now.view, now.lineage):
+                now = replace(now, newest=None, newest_at=None)
             self._status = now
             self._tell(before, now)
         self._gauge(now)

@@ -19,6 +19,7 @@ the operator.
     lag_seconds_most it is behind by no more than these, whatever was committed since head was read; null where nobody
                      can tell. 0 on the version that the target file pins
     head_age_seconds since head was last read, or null while it never was
+    newest_seen      the version that head was then, where it was read beside a phase that takes long; else null
     engine           {name, pod, ranks, error, unprovable} or null; error says why it is out of service, or that a second
                      engine of its pod is turned away; unprovable says why what it holds cannot be proven
     boot             version of the checkpoint on this node's disk, or null
@@ -127,6 +128,10 @@ class Status:
     head_age: float | None = None
     as_of: float | None = None
     """When ages were what they are here (monotonic); None where they stand still."""
+    newest: int | None = None
+    """What head was when it was read beside the follower."""
+    newest_at: float | None = None
+    """When that was (monotonic)."""
     boot: int | None = None
     apply_path: ApplyPath | None = None
     last_sync: LastSync | None = None
@@ -218,8 +223,17 @@ class Status:
 
 def ages(status: Status) -> dict[str, float | None]:
     """What is known of lag beside `lag_seconds`, as it is said."""
-    most, head = 0.0 if status.at_pin else status.lag_most, status.head_age
+    most, head, newest = status.lag_most, status.head_age, None
+    if status.newest is not None and status.newest_at is not None and status.as_of is not None:
+        ago = max(0.0, status.as_of - status.newest_at)
+        if head is None or ago < head:  # the follower has not looked since
+            head, newest = ago, status.newest
+            if status.applied is not None and newest <= status.applied.version:
+                most = ago if most is None else min(most, ago)
+    if status.at_pin:
+        most = 0.0
     return {
         "lag_seconds_most": None if most is None else round(most, 3),
         "head_age_seconds": None if head is None else round(head, 3),
+        "newest_seen": newest,
     }

@@ -26,11 +26,14 @@ def seen(
     age: float | None = 0.0,
     passed: float = 0.0,
     known: int | None = None,
+    newest: int | None = None,
 ) -> Seen:
     """`known` is the version that the state speaks of where the log is ahead of it."""
     held = None if version is None else applied(version)
     told = held if known is None else applied(known)
-    state = State("demo", "main", told, in_service, target, head or target, pinned, suspended, None, most, age)
+    state = State(
+        "demo", "main", told, in_service, target, head or target, pinned, suspended, None, most, age, None, newest
+    )
     return Seen(state, held, silence, was_proven, pace, lag_of(state, held, passed))
 
 
@@ -99,6 +102,10 @@ def test_an_engine_serves_on_while_its_agent_is_away_for_who_asks_for_no_version
 POOLS: list[tuple[Wanted, Bounds | None, Seen, Reason | None, bool]] = [
     (Wanted(), Bounds(2), seen(target=9), None, True),
     (Wanted(), Bounds(1), seen(target=9), Reason.LAG_VERSIONS, True),
+    (Wanted(), Bounds(1), seen(target=8, newest=9), Reason.LAG_VERSIONS, True),
+    (Wanted(), Bounds(1), seen(target=8, newest=8), None, True),
+    (Wanted(), Bounds(1), seen(newest=6), None, True),
+    (Wanted(), Bounds(1), seen(pinned=True, newest=9), None, True),
     (Wanted(max_lag=9), Bounds(1), seen(target=9), Reason.LAG_VERSIONS, True),
     (Wanted(max_lag=1), Bounds(9), seen(target=9), Reason.LAG_VERSIONS, True),
     (Wanted(max_lag_seconds=60.0), Bounds(None, 5.0), seen(target=9, most=6.0), Reason.LAG_SECONDS, True),

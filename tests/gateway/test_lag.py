@@ -12,6 +12,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from syncline.logs import logger
+from syncline_agent.gateway.bounds import NO_BOUNDS, Bounds
+from syncline_agent.gateway.pool import PoolPolicy
+from syncline_agent.policy import Target, TargetFile
 from syncline_agent.testing.lanes import Lane, open_lane
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 4}
@@ -131,6 +135,36 @@ def test_the_file_s_bounds_hold_in_the_place_of_flags_and_change_while_requests_
             assert 200 == (await lane.ask(ASK))[0]
 
     uvloop.run(go())
+
+
+def test_a_look_at_the_file_that_fails_in_an_unforeseen_way_is_said_and_not_the_last(tmp_path: Path) -> None:
+    class Starved(TargetFile):
+        looks = 0
+
+        def poll(self) -> Target | None:
+            self.looks += 1
+            if self.looks == 2:
+                raise RuntimeError("can't start new thread")
+            return super().poll()
+
+    path = tmp_path / "target.json"
+    path.write_text('{"run": "demo", "generation": 1, "maxVersionLag": 1}')
+
+    async def go() -> list[tuple[int | None, Bounds | None, bool]]:
+        pool = PoolPolicy(Starved(path), NO_BOUNDS, log=logger("gateway"))
+        pool.look()
+        following = asyncio.create_task(pool.follow())
+        seen = []
+        for holds in (lambda: pool.error is not None, lambda: pool.generation == 2):
+            while not holds():
+                await asyncio.sleep(0.01)
+            seen.append((pool.generation, pool.bounds, pool.error is None))
+            path.write_text('{"run": "demo", "generation": 2}')
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        return seen
+
+    assert [(1, Bounds(1), False), (2, NO_BOUNDS, True)] == uvloop.run(go())
 
 
 def test_nothing_is_let_in_while_the_pool_s_bounds_were_never_read(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class State:
     head_age: float | None = field(default=None, compare=False)
     epoch: int | None = None
     """The writer's, of what is applied; None where the agent does not know it."""
+    newest: int | None = None
+    """What head was read to be while the follower was busy with another target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def _state(told: Mapping[str, Any]) -> State:
             lag_most=told.get("lag_seconds_most"),
             head_age=told.get("head_age_seconds"),
             epoch=_epoch(told["applied"]),
+            newest=told.get("newest_seen"),
         )
     except (KeyError, TypeError) as error:
         raise AgentSilent(f"the agent's state lacks {error}; agent and gateway must be of one release") from error

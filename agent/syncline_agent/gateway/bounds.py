@@ -39,7 +39,7 @@ class Lag:
     """How far what is served may be from its target now."""
 
     versions: int | None = None
-    """By the target as the agent knows it; None while it has none."""
+    """By the target as the agent knows it, or what it saw of a newer one; None while it has none."""
     seconds: float | None = None
     """No more than these, whatever was committed since head was read; None where nobody can tell."""
     head_age: float | None = None
@@ -56,6 +56,8 @@ def lag_of(state: State | None, applied: Applied | None, passed: float) -> Lag:
     if state.target is None:
         return Lag(None, None, _later(state.head_age, passed))
     versions = abs(state.target - applied.version)
+    if state.newest is not None and not state.pinned:
+        versions = max(versions, state.newest - applied.version)
     if state.pinned and not versions:
         return Lag(0, 0.0, 0.0)  # what a pin names is the target, whatever the store holds by now
     head_age = _later(state.head_age, passed)

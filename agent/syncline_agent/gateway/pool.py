@@ -62,5 +62,10 @@ class PoolPolicy:
     async def follow(self) -> None:
         """Look for ever, in a thread: a file system that hangs must not hold up any request."""
         while self._file is not None:
-            await asyncio.to_thread(self.look)
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception as error:  # no thread, no memory: what the file said last holds until it can be read again
+                if self._error is None:
+                    self._log.exception("the target file cannot be looked at")
+                self._error = f"the target file cannot be looked at ({type(error).__name__}: {error})"
             await asyncio.sleep(LOOK_S)
