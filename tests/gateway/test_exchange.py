@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from syncline_agent.gateway.engine import Engine, EngineAway
 from syncline_agent.gateway.exchange import MOST_KEPT_BYTES, EngineLost, Exchange
 from syncline_agent.gateway.routes import Kind
 from syncline_agent.gateway.settings import GatewaySettings
+from syncline_agent.testing.lanes import run
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
@@ -91,7 +91,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
 )
 def test_an_answer_is_whole_however_it_is_framed_and_cut(parts: tuple[bytes, ...], body: bytes, take: Any) -> None:
-    assert (200, "OK", body) == uvloop.run(asked(says(*parts), take))
+    assert (200, "OK", body) == run(asked(says(*parts), take))
 
 
 @pytest.mark.parametrize("take", [whole, poured])
@@ -111,7 +111,7 @@ def test_an_answer_is_whole_however_it_is_framed_and_cut(parts: tuple[bytes, ...
 )
 def test_an_answer_that_breaks_off_or_is_none_is_lost_and_never_whole(parts: tuple[bytes, ...], take: Any) -> None:
     with pytest.raises(EngineLost):
-        uvloop.run(asked(says(*parts), take))
+        run(asked(says(*parts), take))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_answer_without_a_body_is_over_with_its_head(method: str, head: bytes
         await says(b"HTTP/1.1 " + head + b"\r\n\r\n")(reader, writer)
         await reader.read()  # the connection stays until the other side ends it
 
-    assert b"" == uvloop.run(asked(serve, whole, method))[2]
+    assert b"" == run(asked(serve, whole, method))[2]
 
 
 def test_a_request_says_what_was_asked_and_that_its_connection_ends_with_it() -> None:
@@ -137,7 +137,7 @@ def test_a_request_says_what_was_asked_and_that_its_connection_ends_with_it() ->
         await asked(serve, whole)
         await asked(serve, whole, "GET")
 
-    uvloop.run(go())
+    run(go())
     first, second, third = ([line for line in head.split(b"\r\n") if not line.startswith(b"Host:")] for head in heads)
     assert [b"POST /v1/models?a=%20b HTTP/1.1", "X-Name: é".encode(), b"Content-Length: 2"] == first[:3]
     assert [b"Content-Length: 0", b"Connection: close"] == second[1:3]
@@ -147,20 +147,38 @@ def test_a_request_says_what_was_asked_and_that_its_connection_ends_with_it() ->
 
 def test_a_body_of_pieces_goes_in_chunks_and_an_answer_may_come_before_its_end() -> None:
     got: list[bytes] = []
+    made = 0
 
     async def pieces(number: int) -> AsyncIterator[bytes]:
+        nonlocal made
         for _ in range(number):
+            made += 1
             yield b"x" * (1 << 16)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         got.append(await reader.readexactly(7))
+        still, before = 0, 0
+        while still < 20:  # until nothing more fits between the two
+            still, before = (still + 1 if made == before else 0), made
+            await asyncio.sleep(0.02)
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
-        await reader.read(1)  # the rest is never read
+        with pytest.raises(ConnectionError):  # the rest is never read, and the connection ends all the same
+            for _ in range(1000):
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        got.append(b"ended")
 
-    assert (413, "Too Large", b"") == uvloop.run(asked(serve, whole, body=pieces(10_000)))
-    assert [b"10000\r\n"] == got
+    async def go() -> Any:
+        told = await asked(serve, whole, body=pieces(10_000))
+        while len(got) < 2:
+            await asyncio.sleep(0.01)
+        return told
+
+    assert (413, "Too Large", b"") == run(go())
+    assert [b"10000\r\n", b"ended"] == got
 
 
 def test_a_body_that_does_not_come_whole_is_no_request() -> None:
@@ -172,7 +190,7 @@ def test_a_body_that_does_not_come_whole_is_no_request() -> None:
         await reader.read()
 
     with pytest.raises(EngineLost, match="body"):
-        uvloop.run(asked(serve, whole, body=pieces()))
+        run(asked(serve, whole, body=pieces()))
 
 
 def test_what_nobody_takes_is_not_read() -> None:
@@ -196,7 +214,7 @@ def test_what_nobody_takes_is_not_read() -> None:
         assert (200, "OK", 2000 * MOST_KEPT_BYTES) == (*(told := await whole(exchange))[:2], len(told[2]))
         return held
 
-    assert uvloop.run(asked(serve, take)) < 40 << 20  # what the kernel's buffers hold, of 131 MB
+    assert run(asked(serve, take)) < 40 << 20  # what the kernel's buffers hold, of 131 MB
 
 
 def test_what_a_taker_raises_comes_out_where_it_was_waited_for() -> None:
@@ -207,7 +225,7 @@ def test_what_a_taker_raises_comes_out_where_it_was_waited_for() -> None:
         await exchange.pour(take)
 
     with pytest.raises(ZeroDivisionError):
-        uvloop.run(asked(says(CHUNKED, b"4\r\nabcd\r\n", b"4\r\nabcd\r\n"), fail))
+        run(asked(says(CHUNKED, b"4\r\nabcd\r\n", b"4\r\nabcd\r\n"), fail))
 
 
 def test_nobody_at_the_engine_s_address_is_told_as_such() -> None:
@@ -222,4 +240,4 @@ def test_nobody_at_the_engine_s_address_is_told_as_such() -> None:
                 pass
         return await engine.answers("/health")
 
-    assert False is uvloop.run(go())
+    assert False is run(go())

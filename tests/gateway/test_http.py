@@ -8,10 +8,9 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from aiohttp import web
 
-from syncline_agent.testing.lanes import Lane, open_lane
+from syncline_agent.testing.lanes import Lane, open_lane, run
 
 BODY = json.dumps({"model": "m", "prompt": "x"}).encode()
 ANSWER = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
@@ -67,7 +66,7 @@ def test_http_1_0_is_answered_whole_and_streamed_and_then_closed(tmp_path: Path)
                 writer.close()
             return got
 
-    for answer_got in uvloop.run(go()):
+    for answer_got in run(go()):
         head, _, body = answer_got.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.0 200")
         assert b"chunked" not in head.lower()
@@ -87,7 +86,7 @@ def test_a_connection_is_used_again_whatever_was_answered_on_it(tmp_path: Path) 
             writer.close()
             return codes
 
-    assert [200, 400, 409, 200, 200, 200] == uvloop.run(go())
+    assert [200, 400, 409, 200, 200, 200] == run(go())
 
 
 def test_a_connection_to_the_engine_that_it_closed_meanwhile_is_not_used_again(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_a_connection_to_the_engine_that_it_closed_meanwhile_is_not_used_again(t
         async with open_lane(tmp_path, answer) as lane:
             return [(await lane.ask({"prompt": "x"}))[0] for _ in range(20)]
 
-    assert [200] * 20 == uvloop.run(go())
+    assert [200] * 20 == run(go())
 
 
 def test_a_head_or_a_body_that_drips_does_not_hold_a_connection_for_ever(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_a_head_or_a_body_that_drips_does_not_hold_a_connection_for_ever(tmp_pat
             writer.close()
             return head, status
 
-    assert (b"", 408) == uvloop.run(go())
+    assert (b"", 408) == run(go())
 
 
 def test_a_body_that_needs_no_reading_goes_through_in_bounded_memory(tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_a_body_that_needs_no_reading_goes_through_in_bounded_memory(tmp_path: P
             server.close()
             return status, most
 
-    status, most = uvloop.run(go())
+    status, most = run(go())
     assert (200, size) == (status, seen)
     assert most < 20 << 20
 
@@ -192,7 +191,7 @@ def test_two_hundred_streams_at_once_are_each_their_own(tmp_path: Path) -> None:
         async with open_lane(tmp_path, answer) as lane:
             return await asyncio.gather(*(one(lane, number) for number in range(streams)))
 
-    told = uvloop.run(go())
+    told = run(go())
     assert [f"{number} " * events for number in range(streams)] == [text for text, _ in told]
     assert [[{"first": 0, "last": events, "version": 7}]] * streams == [
         label["choices"][0]["spans"] for _, label in told
@@ -219,7 +218,7 @@ def test_a_request_that_ends_in_two_places_reaches_no_engine(tmp_path: Path) -> 
                 writer.close()
             return got, len(lane.engine.asked)
 
-    assert ([b"400"] * len(heads), 0) == uvloop.run(go())
+    assert ([b"400"] * len(heads), 0) == run(go())
 
 
 def test_requests_that_wait_are_bounded_in_number(tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_requests_that_wait_are_bounded_in_number(tmp_path: Path) -> None:
             assert [200, 200] == [(await one)[0] for one in waiting]
             return status, got["error"]["code"]
 
-    assert (503, "busy") == uvloop.run(go())
+    assert (503, "busy") == run(go())
 
 
 def test_each_request_has_a_connection_to_the_engine_of_its_own(tmp_path: Path) -> None:
@@ -254,5 +253,5 @@ def test_each_request_has_a_connection_to_the_engine_of_its_own(tmp_path: Path) 
                 assert 200 == (await read_answer(reader))[0]
             writer.close()
 
-    uvloop.run(go())
+    run(go())
     assert 3 == len(came_from) == len(set(came_from))

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from aiohttp import web
 
 from syncline.logs import logger
 from syncline_agent.gateway.bounds import NO_BOUNDS, Bounds
 from syncline_agent.gateway.pool import PoolPolicy
 from syncline_agent.policy import Target, TargetFile
-from syncline_agent.testing.lanes import Lane, open_lane
+from syncline_agent.testing.lanes import Lane, open_lane, run
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 4}
 
@@ -74,7 +73,7 @@ def test_who_asks_for_nothing_waits_until_the_pool_s_bound_holds_and_is_told_the
             status, got, _ = await asking
             assert (200, 9) == (status, got["weight_version"]["start"])
 
-    uvloop.run(go())
+    run(go())
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_a_store_that_is_silent_does_not_look_like_no_lag(
                 assert "the store does not answer" in got["error"]["message"]
                 assert not got["error"]["lag_versions"]
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_the_file_s_bounds_hold_in_the_place_of_flags_and_change_while_requests_come(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_the_file_s_bounds_hold_in_the_place_of_flags_and_change_while_requests_
             await told(lane, lambda status: status["generation"] == 4 and status["target_error"] is None)
             assert 200 == (await lane.ask(ASK))[0]
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_a_look_at_the_file_that_fails_in_an_unforeseen_way_is_said_and_not_the_last(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_a_look_at_the_file_that_fails_in_an_unforeseen_way_is_said_and_not_the_
         await asyncio.gather(following, return_exceptions=True)
         return seen
 
-    assert [(1, Bounds(1), False), (2, NO_BOUNDS, True)] == uvloop.run(go())
+    assert [(1, Bounds(1), False), (2, NO_BOUNDS, True)] == run(go())
 
 
 def test_nothing_is_let_in_while_the_pool_s_bounds_were_never_read(tmp_path: Path) -> None:
@@ -183,4 +182,4 @@ def test_nothing_is_let_in_while_the_pool_s_bounds_were_never_read(tmp_path: Pat
             assert (1, None) == (said["max_version_lag"], said["target_error"])
             assert 200 == (await lane.ask(ASK))[0]
 
-    uvloop.run(go())
+    run(go())

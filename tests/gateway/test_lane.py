@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from aiohttp import web
 
 from syncline.clock import SystemClock
@@ -23,7 +22,7 @@ from syncline_agent.gateway.pool import PoolPolicy
 from syncline_agent.gateway.routes import Kind
 from syncline_agent.gateway.settings import GatewaySettings
 from syncline_agent.gateway.wanted import Wanted
-from syncline_agent.testing.lanes import Lane, applied, open_lane
+from syncline_agent.testing.lanes import Lane, applied, open_lane, run
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 4}
 
@@ -75,7 +74,7 @@ def test_an_answer_says_its_version_and_everything_else_passes_untouched(tmp_pat
             assert asked.headers["X-Request-Id"].startswith("mine-")
             assert asked.headers["X-Request-Id"] == label["request_id"] == headers["X-Request-Id"]
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_tokens_are_told_apart_by_what_the_engine_counted_at_the_commits_in_between(tmp_path: Path) -> None:
@@ -92,7 +91,7 @@ def test_tokens_are_told_apart_by_what_the_engine_counted_at_the_commits_in_betw
             lanes.append(lane)
             return (await lane.ask(ASK))[1]["weight_version"]
 
-    label = uvloop.run(go())
+    label = run(go())
     assert (8, 9, applied(9).digest[:12]) == (label["start"], label["end"], label["digest"])
     assert [(0, 3, 8), (3, 4, 9)] == [(s["first"], s["last"], s["version"]) for s in label["choices"][0]["spans"]]
 
@@ -126,7 +125,7 @@ def test_an_answer_says_the_writer_s_epoch_of_its_last_version_though_the_agent_
                 await asyncio.sleep(0.01)
             assert 3 == (await lane.ask(ASK))[1]["weight_version"]["epoch"]
 
-    uvloop.run(go())
+    run(go())
 
 
 @pytest.mark.parametrize("what", ["uncounted", "lost", "another agent", "no agent"])
@@ -159,10 +158,10 @@ def test_where_nobody_can_tell_no_version_is_named_and_who_asked_for_one_gets_no
             await lane.agent.stop()
             return status, got
 
-    status, got = uvloop.run(go(ASK))
+    status, got = run(go(ASK))
     assert (200, None, None) == (status, got["weight_version"]["start"], got["weight_version"]["end"])
     assert got["weight_version"]["unknown"]
-    status, got = uvloop.run(go(ASK | {"weight_version": {"min": 1}}))
+    status, got = run(go(ASK | {"weight_version": {"min": 1}}))
     assert (409, "crossed", True) == (status, got["error"]["code"], got["error"]["retry"])
 
 
@@ -178,7 +177,7 @@ def test_an_answer_of_a_version_that_was_not_asked_for_is_not_handed_out(tmp_pat
             lanes.append(lane)
             return await lane.ask(ASK | {"weight_version": {"min": 7}})
 
-    status, got, headers = uvloop.run(go())
+    status, got, headers = run(go())
     assert (409, "crossed", "true") == (status, got["error"]["code"], headers["x-should-retry"])
     assert (7, 6) == (got["error"]["weight_version"]["start"], got["error"]["weight_version"]["end"])
 
@@ -195,7 +194,7 @@ def test_a_request_waits_for_its_version_and_has_the_agent_look_at_once(tmp_path
             status, got, _ = await asking
             assert (200, 8) == (status, got["weight_version"]["start"])
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_a_version_that_does_not_come_is_refused_with_what_is_there_and_whether_to_ask_again(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_a_version_that_does_not_come_is_refused_with_what_is_there_and_whether_
             assert ("false", None) == (headers["x-should-retry"], headers.get("Retry-After"))
             assert not lane.engine.asked
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_nothing_is_let_in_before_anything_was_proven_nor_while_the_engine_is_out(tmp_path: Path) -> None:
@@ -236,7 +235,7 @@ def test_nothing_is_let_in_before_anything_was_proven_nor_while_the_engine_is_ou
             status, got, _ = await lane.ask(ASK)
             assert (503, "out_of_service") == (status, got["error"]["code"])
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_an_exact_request_keeps_commits_out_until_its_answer_is_there(tmp_path: Path) -> None:
@@ -265,7 +264,7 @@ def test_an_exact_request_keeps_commits_out_until_its_answer_is_there(tmp_path: 
             status, got, _ = await asking
             assert (409, "gone_by") == (status, got["error"]["code"])
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_a_pin_that_is_granted_to_who_has_hung_up_is_given_back(tmp_path: Path) -> None:
@@ -316,7 +315,7 @@ def test_a_pin_that_is_granted_to_who_has_hung_up_is_given_back(tmp_path: Path) 
         await asyncio.gather(following, return_exceptions=True)
         await agent.close()
 
-    uvloop.run(go())
+    run(go())
     assert [5] == given_back
 
 
@@ -353,7 +352,7 @@ def test_whatever_is_not_open_is_closed(tmp_path: Path, method: str, path: str) 
             writer.close()
             return got, len(lane.engine.asked)
 
-    got, asked = uvloop.run(go())
+    got, asked = run(go())
     assert b"404" == got.split(b" ", 2)[1], got
     assert 0 == asked
 
@@ -370,7 +369,7 @@ def test_a_path_spelled_in_another_way_reaches_no_other_route(tmp_path: Path) ->
                 writer.close()
             return [request.raw_path for request in lane.engine.asked]
 
-    assert ["/v1/completions?a=%2F&b", "/tokenize", "/v1/completions"] == uvloop.run(go())
+    assert ["/v1/completions?a=%2F&b", "/tokenize", "/v1/completions"] == run(go())
 
 
 def test_models_and_embeddings_pass_and_embeddings_say_their_version(tmp_path: Path) -> None:
@@ -393,7 +392,7 @@ def test_models_and_embeddings_pass_and_embeddings_say_their_version(tmp_path: P
             status, got, _ = await lane.ask(body, "/v1/embeddings")
             assert (200, 7, 7, []) == (status, *(got["weight_version"][n] for n in ("start", "end", "choices")))
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_what_is_no_request_is_refused_and_never_asked(tmp_path: Path) -> None:
@@ -419,7 +418,7 @@ def test_what_is_no_request_is_refused_and_never_asked(tmp_path: Path) -> None:
                 assert 413 == got.status
             assert not lane.engine.asked
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_what_the_engine_refuses_passes_as_it_is(tmp_path: Path) -> None:
@@ -431,7 +430,7 @@ def test_what_the_engine_refuses_passes_as_it_is(tmp_path: Path) -> None:
             status, got, headers = await lane.ask(ASK)
             assert (503, {"error": {"message": "busy"}}, "9") == (status, got, headers["Retry-After"])
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_an_engine_that_is_not_there_is_503_and_when_to_ask_again(tmp_path: Path) -> None:
@@ -446,7 +445,7 @@ def test_an_engine_that_is_not_there_is_503_and_when_to_ask_again(tmp_path: Path
             await lane.engine.start()
             assert 200 == (await lane.ask(ASK))[0]
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_several_choices_are_counted_by_ids_that_only_who_asked_for_them_sees(tmp_path: Path) -> None:
@@ -484,7 +483,7 @@ def test_several_choices_are_counted_by_ids_that_only_who_asked_for_them_sees(tm
                 assert '"token_ids":[1]' == choice["text"]
                 assert (([5, 5], [1]) if asked else (None, None)) == (choice["token_ids"], choice["prompt_token_ids"])
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_the_reference_engine_s_names_and_routes_are_its_own(tmp_path: Path) -> None:
@@ -502,4 +501,4 @@ def test_the_reference_engine_s_names_and_routes_are_its_own(tmp_path: Path) -> 
             assert [(0, 1, 7), (1, 4, 8)] == [(s["first"], s["last"], s["version"]) for s in spans]
             assert 404 == (await lane.http.post("/v1/chat/completions", json={})).status
 
-    uvloop.run(go())
+    run(go())

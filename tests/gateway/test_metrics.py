@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import uvloop
 from aiohttp import web
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from syncline.metrics import LABELS, GatewayFamilies, Metrics
 from syncline_agent.gateway.bounds import Lag
 from syncline_agent.gateway.measuring import BEGUN, GatewayMetrics
-from syncline_agent.testing.lanes import Lane, open_lane
+from syncline_agent.testing.lanes import Lane, open_lane, run
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 4}
 
@@ -81,7 +80,7 @@ def test_every_family_is_there_with_what_real_requests_left(tmp_path: Path) -> N
             there = {name for name in told if not name.endswith("_created")}
             assert there == set(names(GatewayFamilies().registry.collect()))
 
-    uvloop.run(go())
+    run(go())
 
 
 @pytest.mark.parametrize("begun", [{7: 2, 6: 1, 5: 3, 2: 1, 4: 1, 9: 5, None: 2}])

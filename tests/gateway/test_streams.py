@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from aiohttp import ClientPayloadError, web
 
 from syncline_agent.gateway.routes import Kind
-from syncline_agent.testing.lanes import Lane, open_lane
+from syncline_agent.testing.lanes import Lane, open_lane, run
 
 ASK = {"model": "m", "prompt": "x", "max_tokens": 4, "stream": True}
 
@@ -79,7 +78,7 @@ def test_each_event_passes_as_it_comes_and_the_last_says_which_versions_drew_whi
             assert {"total_tokens": 5} == told[3]["usage"]
             assert True is json.loads(lane.engine.bodies[0])["return_token_ids"]
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_the_label_waits_for_the_last_of_several_choices(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_the_label_waits_for_the_last_of_several_choices(tmp_path: Path) -> None
             lanes.append(lane)
             return [event async for event in events_of(lane, ASK | {"n": 2, "return_token_ids": True})]
 
-    told = uvloop.run(go())
+    told = run(go())
     assert [False, False, False, True] == ["weight_version" in event for event in told[:4]]
     assert [[(0, 1, 7)], [(0, 1, 7), (1, 3, 8)]] == spans(told[3])
     assert [7, 7] == told[2]["choices"][0]["token_ids"]
@@ -120,7 +119,7 @@ def test_a_stream_that_ends_without_a_last_choice_is_labelled_by_an_event_of_its
         async with open_lane(tmp_path, answer) as lane:
             return [event async for event in events_of(lane, ASK)]
 
-    told = uvloop.run(go())
+    told = run(go())
     assert ("cmpl-1", "text_completion", [], 7) == (
         *(told[1][name] for name in ("id", "object", "choices")),
         told[1]["weight_version"]["start"],
@@ -145,7 +144,7 @@ def test_tokens_that_an_engine_hides_are_not_taken_for_none(tmp_path: Path) -> N
             body = {"model": "m", "messages": [], "stream": True}
             return [event async for event in events_of(lane, body, "/v1/chat/completions")]
 
-    told = uvloop.run(go())
+    told = run(go())
     assert None is told[2]["weight_version"]["start"]
     assert "cannot be counted" in told[2]["weight_version"]["unknown"]
 
@@ -165,7 +164,7 @@ def test_a_stream_of_another_version_than_was_asked_for_ends_with_an_error(tmp_p
             lanes.append(lane)
             return [event async for event in events_of(lane, ASK | {"weight_version": {"min": 7}})]
 
-    told = uvloop.run(go())
+    told = run(go())
     assert ("crossed", 7, 6) == (
         told[2]["error"]["code"],
         *(told[2]["error"]["weight_version"][name] for name in ("start", "end")),
@@ -186,7 +185,7 @@ def test_an_engine_that_dies_within_a_stream_is_told_as_an_error_and_labels_noth
             told = [event async for event in events_of(lane, ASK)]
             return told, await (await lane.http.get("/metrics")).text()
 
-    told, metrics = uvloop.run(go())
+    told, metrics = run(go())
     assert (2, "engine_lost") == (len(told), told[1]["error"]["code"])
     assert 'outcome="failed",reason="engine_lost"} 1.0' in metrics
 
@@ -208,7 +207,7 @@ def test_an_engine_that_dies_within_a_whole_answer_is_503_and_within_a_passed_on
                 async with lane.http.get("/v1/models") as cut:
                     await cut.read()
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_an_error_that_the_engine_streams_passes_and_is_not_labelled(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_an_error_that_the_engine_streams_passes_and_is_not_labelled(tmp_path: P
         async with open_lane(tmp_path, answer) as lane:
             return [event async for event in events_of(lane, ASK)]
 
-    assert [{"error": {"message": "out of service"}}, "[DONE]"] == uvloop.run(go())
+    assert [{"error": {"message": "out of service"}}, "[DONE]"] == run(go())
 
 
 @pytest.mark.parametrize("when", ["before its answer", "within it"])
@@ -259,7 +258,7 @@ def test_a_client_that_hangs_up_ends_its_request_at_the_engine(tmp_path: Path, w
             assert 'syncline_gateway_requests_total{outcome="left",reason=""} 1.0' in told
             assert 'syncline_gateway_in_flight{begun="applied"} 0.0' in told
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_a_client_that_does_not_read_holds_the_engine_back_and_not_the_gateway_s_memory(tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_a_client_that_does_not_read_holds_the_engine_back_and_not_the_gateway_s
             assert sent < 40 << 20  # what the kernel's buffers of four sockets hold, of 120 MB
             writer.close()
 
-    uvloop.run(go())
+    run(go())
 
 
 def test_an_event_of_many_lines_or_none_passes_and_so_does_a_comment(tmp_path: Path) -> None:
@@ -304,7 +303,7 @@ def test_an_event_of_many_lines_or_none_passes_and_so_does_a_comment(tmp_path: P
         async with open_lane(tmp_path, answer) as lane, lane.http.post("/v1/completions", json=ASK) as got:
             return await got.read()
 
-    got = uvloop.run(go())
+    got = run(go())
     assert got.startswith(odd)
     assert got.endswith(b"data: [DONE]\n\nrest")
 
@@ -328,7 +327,7 @@ def test_vllm_s_own_route_is_labelled_beside_what_it_says_itself(tmp_path: Path)
             body = {"model": "m", "token_ids": [1], "sampling_params": {"max_tokens": 2}, "stream": True}
             return [event async for event in events_of(lane, body, "/inference/v1/generate")]
 
-    told = uvloop.run(go())
+    told = run(go())
     assert [[(0, 1, 7), (1, 2, 8)]] == spans(told[0])
     assert ([5, 6], "7") == (told[0]["choices"][0]["token_ids"], told[0]["choices"][0]["weight_versions"][0]["version"])
 
@@ -371,7 +370,7 @@ def test_sglang_s_own_stamps_are_taken_where_they_are_of_versions_that_were_appl
                 return next(event for event in events if "weight_version" in event)
             return (await lane.ask({"text": "x"}, "/generate"))[1]
 
-    said = uvloop.run(go())
+    said = run(go())
     assert last["meta_info"] == said["meta_info"]
     if label is None:
         assert None is said["weight_version"]["start"]
@@ -397,7 +396,7 @@ def test_sglang_s_own_route_is_labelled_while_no_commit_comes(tmp_path: Path) ->
             assert {"text": "x", "rid": "mine", "stream": True} == sent
             return told
 
-    told = uvloop.run(go())
+    told = run(go())
     assert ("ab", "7", 7, 7) == (
         told[1]["text"],
         told[1]["meta_info"]["weight_version"],

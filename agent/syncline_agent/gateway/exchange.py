@@ -102,7 +102,9 @@ class Exchange(asyncio.Protocol):
         if self._sending is not None:
             self._sending.cancel()
         if self._transport is not None:
-            self._transport.close() if self._complete else self._transport.abort()
+            # What is still unsent would keep the connection for as long as the engine does not read it.
+            whole = self._complete and not self._transport.get_write_buffer_size()
+            self._transport.close() if whole else self._transport.abort()
         self._parser = None  # it knows this exchange, and this it
 
     # --- asyncio's side ---------------------------------------------------------------------------------------------

@@ -6,14 +6,16 @@ The log of commits, the pins and HTTP are those that ship; only what the engine 
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import uvloop
 from aiohttp import web
 
 from syncline.clock import SystemClock
@@ -32,7 +34,14 @@ from syncline_agent.lane.pins import Pins
 from syncline_agent.reporting import Reporter
 from syncline_agent.status import Identity
 
+MOST_S = 100.0
+Told = TypeVar("Told")
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def run(scene: Coroutine[Any, Any, Told]) -> Told:
+    """In the loop that a gateway runs in, and within `MOST_S`: what ends other tests is a signal, and this loop waits on through one."""
+    return uvloop.run(asyncio.wait_for(scene, MOST_S))
 
 
 def applied(version: int) -> Applied:
