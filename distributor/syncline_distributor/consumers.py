@@ -111,11 +111,12 @@ def summarize(readers: Readers, head: int | None, max_ttl_s: float) -> list[dict
             pools.setdefault((seen.record.cluster, seen.record.namespace, seen.record.pool), []).append(
                 (seen, seen.record)
             )
-    return [_pool(name, nodes, head, max_ttl_s) for name, nodes in sorted(pools.items())]
+    now = readers.store_now
+    return [_pool(name, nodes, head, max_ttl_s, now) for name, nodes in sorted(pools.items())]
 
 
 def _pool(
-    name: tuple[str, str, str], nodes: list[tuple[Seen, ConsumerRecord]], head: int | None, max_ttl_s: float
+    name: tuple[str, str, str], nodes: list[tuple[Seen, ConsumerRecord]], head: int | None, max_ttl_s: float, now: float
 ) -> dict[str, Any]:
     fresh = [record for seen, record in nodes if seen.fresh(max_ttl_s)]
     versions = Counter(r.applied for r in fresh if r.applied is not None)
@@ -134,4 +135,5 @@ def _pool(
         "lag_seconds_max": max(lags) / 1000 if lags else None,
         "apply_paths": dict(sorted(Counter(r.apply_path for r in fresh).items())),
         "errors": dict(Counter(r.error for r in fresh if r.error).most_common(5)),
+        "last_heartbeat": now - min(seen.age_s for seen, _ in nodes),
     }

@@ -29,6 +29,8 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=f"syncline-{name}", daemon=True)
         self.error: str | None = None
         """What the last tick raised; None once one succeeds."""
+        self.kind: str | None = None
+        """Which error that was, by the name of its class."""
         self.broken = False
         """An error that nobody foresaw ended this loop."""
 
@@ -48,19 +50,23 @@ class Loop:
     def _once(self) -> float | None:
         try:
             wait = self._tick()
-            self.error = None
+            self.error = self.kind = None
             return wait
         except Fenced as error:
-            self.error = str(error)
+            self.error, self.kind = str(error), _kind(error)
             log.error("stopped for good", loop=self.name, error=str(error), phase=self.name)
             return None
         except (SynclineError, OSError) as error:
             if str(error) != self.error:
                 log.warning("failed; trying again", loop=self.name, error=str(error), phase=self.name)
-            self.error = str(error)
+            self.error, self.kind = str(error), _kind(error)
             return ERROR_WAIT_S
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error, self.kind = f"{type(error).__name__}: {error}", _kind(error)
             self.broken = True
             log.exception("broken", loop=self.name, phase=self.name)
             return None
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__

@@ -2,16 +2,21 @@
 
     {"run", "view", "lineage",
      "waits_for": what must be there before there is anything to look after, or null
-     "head": {"version", "epoch", "step", "parent", "base", "digest", "age_seconds"} or null,
+     "head": {"version", "epoch", "step", "parent", "base", "digest", "age_seconds",
+              "committed_at": seconds since 1970 by its writer's clock, "bytes": of its delta, "changed": share of all units}
+             or null,
      "chain": {"anchor", "skip", "length", "bytes", "full_bytes"} or null      newest anchor and what follows it
      "anchors": [version, …],  "vetoes": {"version": "reason"},
      "writer": {"epoch", "fenced"} or null                                    null when a trainer publishes itself
-     "source": {"phase", "waits_for", "listable", "published", "pending", "waiting", "refused", "error"} or null
+     "source": {"phase", "waits_for", "listable", "published", "pending", "waiting", "refused", "refused_as", "error",
+                "error_kind"} or null
      "retention": {"marked", "deleted", "blocked"} or null                    since the process started
      "store": {"url", "conditional_writes"},
      "consumers": [{"cluster", "namespace", "pool", "nodes", "stale", "proven", "versions": {"version": nodes}, "empty",
-                    "lag_versions_max", "lag_seconds_max", "apply_paths": {"path": nodes}, "errors": {"error": nodes}}],
-     "loops": {"name": null or "what its last tick raised"}}
+                    "lag_versions_max", "lag_seconds_max", "apply_paths": {"path": nodes}, "errors": {"error": nodes},
+                    "last_heartbeat": seconds since 1970 by the store's clock}],
+     "loops": {"name": null or "what its last tick raised"},
+     "faults": {"name": "class of that error"}}                               loops that fail only
 
 Numbers a key, never a list a node: the answer is bounded by pools and versions in use. Versions are JSON numbers, and
 strings where they are keys.
@@ -141,6 +146,7 @@ class Reporter:
             "store": {"url": o.reader.store.url, "conditional_writes": self.conditional_writes},
             "consumers": o.consumers,
             "loops": {loop.name: loop.error for loop in self.loops},
+            "faults": {loop.name: loop.kind for loop in self.loops if loop.kind is not None},
         }
 
     def _chain(self) -> dict[str, Any] | None:
@@ -183,4 +189,7 @@ def _head(head: VersionManifest | None, now: float) -> dict[str, Any] | None:
         "base": head.base,
         "digest": head.digest,
         "age_seconds": round(max(0.0, now - head.created_ms / 1000), 3),
+        "committed_at": head.created_ms / 1000,
+        "bytes": head.statistics.payload_bytes,
+        "changed": head.statistics.changed_units / max(1, head.statistics.units),
     }

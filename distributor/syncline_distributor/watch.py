@@ -63,8 +63,12 @@ class SourceState:
     refused: dict[str, str] = field(default_factory=dict[str, str])
     """Checkpoints that were given up, and why (at most ten). A publish clears what it published, and what the source no
     longer lists."""
+    refused_as: dict[str, str] = field(default_factory=dict[str, str])
+    """Which error each of them met, by the name of its class."""
     error: str | None = None
     """What the last publish raised, while it is being tried again."""
+    error_kind: str | None = None
+    """Which error that was, by the name of its class."""
 
 
 class Watch:
@@ -108,7 +112,7 @@ class Watch:
         """Do the next thing; seconds until the next call. Fenced passes through once; afterwards None: this writer
         stopped for good."""
         if self._publisher.fenced is not None:
-            self._say(phase="stopped", error=self._publisher.fenced)
+            self._say(phase="stopped", error=self._publisher.fenced, error_kind=Fenced.__name__)
             return None
         try:
             head = self._observed()
@@ -125,11 +129,11 @@ class Watch:
                 self._take(ready[0], {f.label for f in listed})
             self._failures = 0
         except Fenced as error:
-            self._say(phase="stopped", error=str(error))
+            self._say(phase="stopped", error=str(error), error_kind=Fenced.__name__)
             raise
         except Retryable as error:
             return self._back_off(error)
-        self._say(phase="idle", error=None)
+        self._say(phase="idle", error=None, error_kind=None)
         return 0.0 if len(ready) > 1 else self._settings.poll_s
 
     def _listed(self) -> list[Found] | None:
@@ -195,7 +199,8 @@ class Watch:
         self._done(found)
         standing = listed - {found.label}
         refused = {name: why for name, why in self.state.refused.items() if name in standing}
-        self._say(published=found.label, refused=refused)
+        kinds = {name: kind for name, kind in self.state.refused_as.items() if name in standing}
+        self._say(published=found.label, refused=refused, refused_as=kinds)
 
     def _give_up(self, found: Found, error: Exception) -> None:
         """Skip this checkpoint. One that was only not ready comes again when its files change or rest; it is told of
@@ -206,8 +211,10 @@ class Watch:
             self._metrics.source_errors.labels(*self._names, type(error).__name__).inc()
             say = self._log.warning if isinstance(error, SourceNotReady) else self._log.error
             say("checkpoint skipped", source=found.label, error=why, phase="watch")
-        others = {name: text for name, text in self.state.refused.items() if name != found.label}
-        self._say(refused={**dict(list(others.items())[-9:]), found.label: why})
+        others = [name for name in self.state.refused if name != found.label][-9:]
+        refused = {name: self.state.refused[name] for name in others} | {found.label: why}
+        kinds = {name: self.state.refused_as[name] for name in others} | {found.label: type(error).__name__}
+        self._say(refused=refused, refused_as=kinds)
         if isinstance(error, SourceNotReady):
             self._tracker.postpone(found)
         else:
@@ -225,7 +232,7 @@ class Watch:
         self._failures += 1
         wait = min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(self._failures - 1, 6))
         self._log.warning("trying again", error=str(error), seconds=wait, phase="watch")
-        self._say(phase="backing-off", error=str(error))
+        self._say(phase="backing-off", error=str(error), error_kind=type(error).__name__)
         return wait
 
     def _say(self, **changes: Any) -> None:

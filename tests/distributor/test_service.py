@@ -110,6 +110,7 @@ def test_consumers_are_summed_up_by_pool(store: MemoryStore, clock: ManualClock,
     assert ("p", 3, 1, 1, 1) == (p["pool"], p["nodes"], p["stale"], p["proven"], p["empty"])
     assert ({"7": 1, "8": 1}, 2, 4.0) == (p["versions"], p["lag_versions_max"], p["lag_seconds_max"])
     assert {"the store is down": 1} == p["errors"]
+    assert store.head(reader.keys.consumer("c", "n", "p", "c")).modified == p["last_heartbeat"]
     assert ("q", 0, 1) == (q["pool"], q["nodes"], q["stale"])
 
 
@@ -165,7 +166,7 @@ def test_a_loop_ends_for_good_on_an_error_that_nobody_foresaw() -> None:
     loop = Loop("odd", tick, stop)
     loop.start()
     assert loop.join(10)
-    assert (True, "ZeroDivisionError: odd") == (loop.broken, loop.error)
+    assert (True, "ZeroDivisionError: odd", "ZeroDivisionError") == (loop.broken, loop.error, loop.kind)
 
 
 def test_a_loop_says_an_error_that_stays_the_same_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +185,22 @@ def test_a_loop_says_an_error_that_stays_the_same_once(monkeypatch: pytest.Monke
         loop.start()
         assert loop.join(10)
     assert [str(denied), str(gone), str(gone)] == [line["error"] for line in said]
+    assert (None, None) == (loop.error, loop.kind)
+
+
+def test_status_says_of_each_loop_that_fails_which_error_it_met(store: MemoryStore, clock: ManualClock) -> None:
+    def denied() -> float:
+        raise StoreDenied("the key pair may not delete")
+
+    def fine() -> None:
+        return None
+
+    loops = [Loop("sweep", denied, threading.Event()), Loop("keep", fine, threading.Event())]
+    reporter = Reporter(Observer(ChainReader(store, "run"), clock, Metrics()), None, None, None, loops, None)
+    for loop in loops:
+        loop._once()
+    assert {"sweep": "StoreDenied"} == reporter.status()["faults"]
+    assert {"sweep": "the key pair may not delete", "keep": None} == reporter.status()["loops"]
 
 
 class Running:
@@ -276,6 +293,11 @@ def test_watch_publishes_what_a_trainer_writes_and_answers_for_it(
     assert status["store"]["conditional_writes"] is True
     assert (None, []) == (status["source"]["error"], status["consumers"])
     assert {"watch": None, "keep": None, "sweep": None, "observe": None} == status["loops"]
+    head = ChainReader(open_store(str(tmp_path / "store")), "run").manifest(3)
+    assert ({}, head.created_ms / 1000, head.statistics.payload_bytes) == (
+        status["faults"], status["head"]["committed_at"], status["head"]["bytes"]
+    )  # fmt: skip
+    assert head.statistics.changed_units / head.statistics.units == status["head"]["changed"]
     # Followers hear of a version before its base has followed; it counts as published afterwards.
     service.wait_for("/metrics", r'syncline_published_versions_total\{run="run",view="main"\} 3\.0')
     assert {"alive": True, "broken": []} == service.get("/livez")

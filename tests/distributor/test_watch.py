@@ -221,6 +221,7 @@ def test_weights_that_are_not_finite_are_refused_and_training_goes_on(
         write(f"checkpoint-{step}", {"w": Bits("BF16", (4,), units)})
     assert [(1, None), (3, 1)] == watch.tick(5)
     assert "NaN or Inf" in watch.watch.state.refused["checkpoint-2"]
+    assert {"checkpoint-2": "NonFiniteWeights"} == watch.watch.state.refused_as
 
 
 def test_the_step_may_stand_in_trainer_state_json(watching: Watching, write: Any, trainer: Any) -> None:
@@ -245,7 +246,7 @@ def test_a_fenced_watch_stops_for_good(watching: Watching, publisher: Make, writ
     with pytest.raises(Fenced):
         watch.watch.tick()
     assert watch.watch.tick() is None
-    assert "stopped" == watch.watch.state.phase
+    assert ("stopped", "Fenced") == (watch.watch.state.phase, watch.watch.state.error_kind)
 
 
 def test_checkpoints_in_a_bucket_are_brought_here_and_published(
