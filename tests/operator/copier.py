@@ -69,7 +69,9 @@ def main(given: dict[str, Any]) -> None:
         request_s=10,
         queue=QueueSettings(backoff_s=0.2, backoff_max_s=1),
         sweep=SweepSettings(every_s=given.get("list_s", 300), grace_s=1, again_s=0.5),
-        watch=WatchSettings(stream_s=given.get("stream_s", 300), token_s=given.get("token_s", 60)),
+        watch=WatchSettings(
+            stream_s=given.get("stream_s", 300), token_s=given.get("token_s", 60), silent_s=given.get("silent_s", 70)
+        ),
         events=EventSettings(look_s=0.1),
     )
 

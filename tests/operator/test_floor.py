@@ -240,6 +240,21 @@ def test_what_a_silent_watch_swallows_is_found_counted_and_ends_in_a_failing_pro
     until(lambda: first.alive, first)
 
 
+def test_a_watch_that_fell_silent_is_opened_anew_and_misses_nothing(
+    relay: Relay, cluster: Cluster, own: str, start: Callable[..., Copier]
+) -> None:
+    maps = Maps(cluster, own)
+    maps.put("going", a="1")
+    first = start(relay.kubeconfig, own, silent_s=1.5)
+    until(lambda: maps.data("going-copy") is not None, first)
+    relay.forget_watches()
+    maps.put("soon", a="1")
+    maps.delete("going")
+    until(lambda: maps.data("soon-copy") == {"by": "first", "a": "1"}, first)
+    until(lambda: maps.get("going-copy") is None, first)
+    assert 1 == first.metric('syncline_operator_lists_total{kind="ConfigMap",outcome="done"}')
+
+
 def test_an_api_server_that_comes_back_is_followed_on_though_it_forgot_the_past(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, start: Callable[..., Copier]
 ) -> None:
@@ -253,12 +268,12 @@ def test_an_api_server_that_comes_back_is_followed_on_though_it_forgot_the_past(
         maps = Maps(plane.cluster, "default")
         until(lambda: plane.cluster.run("get", "namespace", "default").returncode == 0)
         maps.put("before", a="1")
-        first = start(relay.kubeconfig, "default")
+        first = start(relay.kubeconfig, "default", namespaces=[])  # of the whole cluster
         until(lambda: maps.data("before-copy") == {"by": "first", "a": "1"}, first)
         until(lambda: first.leads and any(asked.watches for asked in relay.asked), first)
         # Nothing that the watch hears of: its place is left behind.
-        for turn in range(20):
-            plane.cluster.told("create", "configmap", f"unlabelled-{turn}", "--namespace=default")
+        others = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"other-{turn}"}} for turn in range(9)]
+        plane.cluster.told("create", "--filename=-", given="\n---\n".join(map(json.dumps, others)))
         server = plane.processes[0]
         end_process(server)
         until(lambda: not first.leads, first)

@@ -188,8 +188,8 @@ def test_probes_say_why() -> None:
     clock = ManualClock()
     queue = WorkQueue(QueueSettings(), clock=clock, randomness=random.Random(1))
     missed, works = {CONFIG_MAPS: 0, PODS: 0}, [True]
-    seen = [Seen(CONFIG_MAPS), Seen(PODS)]
-    health = Health(HealthSettings(), queue=queue, works=lambda: works[0], missed=missed, seen=seen)
+    seen, failed = [Seen(CONFIG_MAPS), Seen(PODS)], {PODS: "listing pods: forbidden"}
+    health = Health(HealthSettings(), queue=queue, works=lambda: works[0], missed=missed, seen=seen, failed=failed)
 
     async def go() -> None:
         async with TestClient(TestServer(make_app(health, OperatorMetrics().registry))) as client:
@@ -198,6 +198,8 @@ def test_probes_say_why() -> None:
                 async with client.get(path) as answer:
                     return answer.status, (await answer.text()).strip()
 
+            assert (503, "not listed yet: configmaps, pods (listing pods: forbidden)") == await ask("/readyz")
+            failed.clear()
             assert (503, "not listed yet: configmaps, pods") == await ask("/readyz")
             for known in seen:
                 known.compare([Listing([], "1")])

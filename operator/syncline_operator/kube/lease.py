@@ -71,6 +71,7 @@ class Election:
         """As this process wrote it last: renewed without being read, unless somebody else wrote since."""
         self._seen: tuple[object, ...] | None = None
         self._seen_at = clock.monotonic()
+        self._failed: str | None = None
 
     def seconds_left(self) -> float:
         return self._until - self._clock.monotonic()
@@ -93,8 +94,11 @@ class Election:
                 self._until = asked + self._settings.sure_s
             else:
                 self._until = asked
+            self._failed = None
         except SynclineError as error:  # what is held stays held until it runs out
-            self._log.warning("could not look at the lease", lease=str(self._key), reason=str(error))
+            if str(error) != self._failed:  # of a server that is down once, not every other second
+                self._log.warning("could not look at the lease", lease=str(self._key), reason=str(error))
+            self._failed = str(error)
         self._tell()
 
     async def give_back(self) -> None:

@@ -60,6 +60,7 @@ class Relay:
         self._watches_open = threading.Event()
         self._watches_open.set()
         self._watching: set[asyncio.StreamWriter] = set()
+        self._lost: set[asyncio.StreamWriter] = set()
         self._answers: deque[bytes] = deque()
         self._pipes: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -87,6 +88,10 @@ class Relay:
         """The same of connections that watch, and of those that begin to; the others go on."""
         self._watches_open.clear()
 
+    def forget_watches(self) -> None:
+        """Carry no byte any more of the connections that watch now, as a firewall that lost its table; later ones are well."""
+        self._lost |= self._watching
+
     def thaw(self) -> None:
         self._open.set()
         self._watches_open.set()
@@ -111,6 +116,7 @@ class Relay:
 
     async def _stop(self) -> None:
         self.thaw()
+        self._lost.clear()
         self._listening.close()
         await self._cut()
         mine = asyncio.current_task()
@@ -144,7 +150,11 @@ class Relay:
             writer.transport.abort()
 
     async def _opened(self, client: asyncio.StreamWriter) -> None:
-        while not self._open.is_set() or (client in self._watching and not self._watches_open.is_set()):
+        while (
+            client in self._lost
+            or not self._open.is_set()
+            or (client in self._watching and not self._watches_open.is_set())
+        ):
             await asyncio.sleep(0.02)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -139,7 +139,9 @@ async def operate(
             randomness=randomness,
             log=log,
         )
-        health = Health(settings.health, queue=queue, works=may_work, missed=sweep.in_row, seen=seen.values())
+        health = Health(
+            settings.health, queue=queue, works=may_work, missed=sweep.in_row, seen=seen.values(), failed=sweep.failed
+        )
         runner = web.AppRunner(make_app(health, metrics.registry), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, settings.host, settings.port).start()

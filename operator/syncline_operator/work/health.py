@@ -39,12 +39,14 @@ class Health:
         works: Callable[[], bool],
         missed: Mapping[Resource, int],
         seen: Iterable[Seen],
+        failed: Mapping[Resource, str],
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._works = works
         self._missed = missed
         self._seen = list(seen)
+        self._failed = failed
 
     def wrong(self) -> str | None:
         """Why this process should be started anew; None while it should not."""
@@ -58,8 +60,11 @@ class Health:
 
     def unready(self) -> str | None:
         """What is not known yet; None once this process could lead."""
-        missing = [seen.resource.plural for seen in self._seen if not seen.whole]
-        return f"not listed yet: {', '.join(missing)}" if missing else None
+        missing = [seen.resource for seen in self._seen if not seen.whole]
+        if not missing:
+            return None
+        told = "; ".join(self._failed[resource] for resource in missing if resource in self._failed)
+        return f"not listed yet: {', '.join(resource.plural for resource in missing)}{told and f' ({told})'}"
 
 
 def make_app(health: Health, registry: CollectorRegistry) -> web.Application:

@@ -74,6 +74,8 @@ class Sweep:
         self._log = log
         self.in_row: dict[Resource, int] = {source.resource: 0 for source in sources}
         """How many lists in a row found what the watch had missed."""
+        self.failed: dict[Resource, str] = {}
+        """Why the newest list of a kind could not be read."""
         for source in sources:  # a counter that is not there yet cannot be alerted on
             metrics.missed_events.labels(source.resource.kind)
 
@@ -97,8 +99,11 @@ class Sweep:
                 ]
             except SynclineError as error:
                 self._metrics.lists.labels(source.resource.kind, "failed").inc()
-                self._log.warning("could not list", kind=source.resource.kind, reason=str(error))
+                if self.failed.get(source.resource) != str(error):
+                    self._log.warning("could not list", kind=source.resource.kind, reason=str(error))
+                self.failed[source.resource] = str(error)
                 continue
+            self.failed.pop(source.resource, None)
             self._metrics.lists.labels(source.resource.kind, "done").inc()
             gone = [key for document in seen for key in source.leads_to(document)]
             found.append((source, seen.compare(for_all)))

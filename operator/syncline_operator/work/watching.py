@@ -23,6 +23,8 @@ from syncline_operator.kube.resources import Document, Resource
 from syncline_operator.work.sweep import Source
 
 OURS = "syncline.dev"
+WORDS = 400
+"""Of a line of kopf's log, which may hold a server's whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class _Relay(logging.Handler):
         self._into = into
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._into.log(record.levelno, record.getMessage(), component="kopf")
+        self._into.log(record.levelno, record.getMessage()[:WORDS], component="kopf")
 
 
 def _send_log(log: FilteringBoundLogger) -> None:
