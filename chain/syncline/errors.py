@@ -7,7 +7,8 @@
     │   ├── SourceNotReady       a checkpoint folder is still being written
     │   ├── CheckpointBusy       another process reads or writes the checkpoint on disk
     │   ├── DiskFull             this machine's disk has no room for what must be written
-    │   └── EngineUnavailable    no arm is connected, or it went away before its first write
+    │   ├── EngineUnavailable    no arm is connected, or it went away before its first write
+    │   └── NoReplica            no replica of a fleet took a request within its patience
     ├── Corrupt              never use these bytes; fetch them again or from elsewhere
     │   ├── FormatInvalid        bytes that are not the wire format (truncated, out of bounds, unknown version)
     │   ├── FrameCorrupt         a frame whose checksum, length or content is wrong
@@ -36,6 +37,9 @@ unless something different is done for the leaf.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class SynclineError(Exception):
@@ -68,6 +72,28 @@ class DiskFull(Retryable):
 
 class EngineUnavailable(Retryable):
     """No arm is connected, or it went away before its first write."""
+
+
+class NoReplica(Retryable):
+    """No replica of a fleet took a request. `replicas` says of each why."""
+
+    CODE = "no_replica"
+
+    def __init__(self, message: str, replicas: Sequence[Mapping[str, Any]] = (), *, retry: bool = True) -> None:
+        super().__init__(message)
+        self.replicas = list(replicas)
+        self.retry = retry
+
+    @property
+    def status(self) -> int:
+        """HTTP's word for it: 409 where a proven replica is there and only its version is another, else 503."""
+        return 409 if any(row["proven"] and not row["held"] for row in self.replicas) else 503
+
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's error shape."""
+        kind = "weight_version_error" if self.status == 409 else "unavailable"
+        error = {"message": str(self), "type": kind, "param": None, "code": self.CODE, "retry": self.retry}
+        return {"error": error | {"replicas": self.replicas}}
 
 
 class Corrupt(SynclineError):
