@@ -141,11 +141,8 @@ class Labelling:
             return refusals.crossed_answer(said)
         body = data if told is None else told.edited(more={FIELD: said})
         body = without_ids(body) if asked.hide_ids else body
-        own = {"X-Request-Id": asked.request_id, "Content-Length": str(len(body)), **_headers(said)}
         with Down(request, self._settings.stall_seconds) as down:
-            response = await down.begin(answer, own)
-            down.keep(body)
-            await down.end()
+            response = await down.whole(answer, body, {"X-Request-Id": asked.request_id, **_headers(said)})
         self._count("answered", "")
         return response
 

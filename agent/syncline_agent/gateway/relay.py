@@ -93,8 +93,7 @@ class Down:
         self, answer: Exchange, more: dict[str, str] | None = None, *, same_length: bool = False
     ) -> web.StreamResponse:
         """Send the answer's head. `same_length`: its body goes on byte for byte."""
-        headers = forwarded(answer.headers, without=() if same_length else ("content-length",))
-        headers.update(more or {})
+        headers = _headers_down(answer, more, same_length=same_length)
         self.response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
         try:
             await self.response.prepare(self._request)
@@ -102,6 +101,18 @@ class Down:
             raise ClientGone("the client hung up") from error
         self._chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
         return self.response
+
+    async def whole(self, answer: Exchange, body: bytes, more: dict[str, str]) -> web.StreamResponse:
+        """Send an answer of which all is there: head and body leave together."""
+        headers = _headers_down(answer, more, same_length=False)
+        response = web.Response(status=answer.status, reason=answer.reason, headers=headers, body=body)
+        self._waiting_since = self._loop.time()
+        try:
+            await response.prepare(self._request)
+            await response.write_eof()
+        except OSError as error:
+            raise ClientGone("the client hung up") from error
+        return response
 
     def keep(self, data: bytes) -> None:
         """Send this with the next `send`."""
@@ -158,3 +169,9 @@ class Down:
         """Break the connection: the client must not take what it has for the whole answer."""
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+def _headers_down(answer: Exchange, more: dict[str, str] | None, *, same_length: bool) -> CIMultiDict[str]:
+    headers = forwarded(answer.headers, without=() if same_length else ("content-length",))
+    headers.update(more or {})
+    return headers
