@@ -15,6 +15,7 @@ from syncline_operator.kube.access import Access, NoCluster, find_access, mounte
 from syncline_operator.kube.client import KubeClient
 from syncline_operator.kube.errors import (
     Absent,
+    Expired,
     FieldsTaken,
     Malformed,
     Occupied,
@@ -103,6 +104,31 @@ def test_a_list_is_whole_however_many_pages_it_has(cluster: Cluster, namespace: 
         assert {("v1", "ConfigMap")} == {(item["apiVersion"], item["kind"]) for item in whole.items}
 
     run(cluster.kubeconfig, scenario, page=2)
+
+
+def test_a_list_whose_moment_is_forgotten_between_two_pages_is_begun_anew(relay: Relay, namespace: str) -> None:
+    # In the server's place: it keeps a list's moment for some minutes, whatever etcd forgets.
+    async def scenario(client: KubeClient) -> None:
+        for number in range(3):
+            made = config_map(namespace, f"forgotten-{number}")
+            made["metadata"]["labels"] = {"forgotten": "yes"}
+            await client.create(CONFIG_MAPS, made, manager=MINE)
+        names: list[str] = []
+
+        def trim(document: dict[str, Any]) -> dict[str, Any]:
+            names.append(document["metadata"]["name"][-1])
+            if names in (["0"], ["0", "0", "1"]):
+                relay.answer_next(410)
+            return document
+
+        found = await client.list(CONFIG_MAPS, namespace=namespace, labels="forgotten=yes", trim=trim)
+        assert 3 == len(found.items)
+        assert ["0", "0", "1", "0", "1", "2"] == names
+        names.clear()
+        with pytest.raises(Expired, match="read from the start"):
+            await client.list(CONFIG_MAPS, namespace=namespace, trim=lambda item: (relay.answer_next(410), item)[1])
+
+    run(relay.kubeconfig, scenario, page=1)
 
 
 def test_a_kind_that_a_user_names_is_found_or_is_not_there(cluster: Cluster) -> None:
