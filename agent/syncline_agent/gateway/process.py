@@ -29,7 +29,7 @@ from syncline_agent.policy import TargetFile
 
 GOODBYE_S = 30.0
 """What answers in flight get when the process ends."""
-COLLECT_AT = 10_000, 20, 50
+COLLECT_AT = 10_000, 100, 100
 """Python's own 700, 10, 10 look at all that is held for two hundred streams each time some of them begin, for tens of milliseconds. A
 request leaves no circles, so there is nearly nothing to find."""
 LINGER_S = 1.0
