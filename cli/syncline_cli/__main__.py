@@ -12,7 +12,7 @@ import typer
 
 from syncline import __version__
 from syncline.errors import DiskFull, Rejected, SynclineError
-from syncline_cli import follow, history, keep, publish, verify
+from syncline_cli import follow, history, keep, publish, route, verify
 from syncline_cli.bench.codec import app as bench
 from syncline_cli.demo.command import demo
 from syncline_cli.output import EXIT_FAULT, Output, exit_code
@@ -34,6 +34,7 @@ app.add_typer(verify.app, name="verify")
 app.command()(keep.materialize)
 app.command("mark-bad")(keep.mark_bad)
 app.command()(keep.gc)
+app.command()(route.route)
 app.add_typer(bench, name="bench")
 
 

@@ -52,10 +52,11 @@ def free_url() -> str:
 def test_an_official_client_is_answered_by_a_replica_that_serves_the_version(open_here: Open) -> None:
     async def go() -> None:
         async with open_here({"a": 6, "b": 7, "c": 5}) as here:
-            for ask in (
+            asks: list[dict[str, Any]] = [
                 {"extra_body": {"weight_version": {"min": 7}}},
                 {"extra_headers": {"x-syncline-exact-version": "7"}},
-            ):
+            ]
+            for ask in asks:
                 told = await client_of(here).completions.create(model="m", prompt="x", max_tokens=4, **ask)
                 assert ("b", 7) == (told.choices[0].text, told.to_dict()["weight_version"]["start"])
             assert "c" == text_of(await here.fleet.ask("/v1/completions", BODY, Wish(exact=5)))

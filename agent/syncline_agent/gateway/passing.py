@@ -24,11 +24,17 @@ async def pass_on(
 
 
 async def pass_down(
-    request: web.BaseRequest, answer: Exchange, settings: GatewaySettings, *, begun: bytes = b""
+    request: web.BaseRequest,
+    answer: Exchange,
+    settings: GatewaySettings,
+    *,
+    begun: bytes = b"",
+    more: dict[str, str] | None = None,
 ) -> web.StreamResponse:
-    """An answer, byte for byte; `begun` is what was read of it already. EngineLost, after the client's connection was cut."""
+    """An answer, byte for byte; `begun` is what was read of it already, `more` are headers beside its own. EngineLost, after the client's
+    connection was cut."""
     with Down(request, settings.stall_seconds) as down:
-        response = await down.begin(answer, same_length=True)
+        response = await down.begin(answer, more, same_length=True)
         down.keep(begun)
 
         def take(piece: bytes) -> bool:

@@ -18,12 +18,13 @@ PATIENCE_S = 60.0
 class GatewayProcess:
     """`python -m syncline_agent.gateway` in front of an engine."""
 
-    def __init__(self, engine_url: str, kind: str, node_dir: Path, *flags: str) -> None:
+    def __init__(self, engine_url: str, kind: str, node_dir: Path, *flags: str, port: int = 0) -> None:
+        """`port` 0 takes a free one."""
         self._command = [
             *(sys.executable, "-m", "syncline_agent.gateway", "--engine-url", engine_url, "--engine-kind", kind),
             *("--node-dir", str(node_dir), *flags),
         ]
-        self.port = 0
+        self.port = port
         self._said: list[str] = []
         self.process = self._start()
 

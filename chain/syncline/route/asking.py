@@ -81,7 +81,8 @@ def read_refusal(status: int, header: Callable[[str], str | None], body: bytes) 
     code = error.get("code")
     if status == 409 and code not in (*_OF_VERSION, *_DRAWN) and header("x-syncline-applied") is None:
         return None
-    fault = Fault.VERSION if code in _OF_VERSION else Fault.DRAWN if code in _DRAWN else Fault.REPLICA
+    of_version = status == 409 or code in _OF_VERSION
+    fault = Fault.DRAWN if code in _DRAWN else Fault.VERSION if of_version else Fault.REPLICA
     after = error.get("retry_after")
     return Refusal(
         fault=fault,
