@@ -13,7 +13,7 @@ from syncline.logs import set_up_logs
 from syncline.metrics import Metrics
 from syncline.store.open import open_store
 from syncline_distributor.options import parse_settings
-from syncline_distributor.service import Service, only_one, serve
+from syncline_distributor.service import Service, erase, only_one, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with only_one(settings.state_dir):
             store = open_store(settings.store, clock=clock, rng=rng, metrics=metrics)
-            service = Service(settings, store, clock=clock, random=rng, metrics=metrics)
-            status = asyncio.run(serve(service))
+            if settings.erases is not None:
+                status = asyncio.run(erase(settings, store, metrics=metrics))
+            else:
+                service = Service(settings, store, clock=clock, random=rng, metrics=metrics)
+                status = asyncio.run(serve(service))
             # Threads that are in the middle of a long step would hold the exit up; cutting them off is safe.
             sys.stderr.flush()
             os._exit(status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -30,24 +31,33 @@ from syncline_distributor.settings import (
 
 DESCRIPTION = """The trainer's side. `watch` publishes every checkpoint that a trainer writes; `serve` leaves publishing to the
 trainer. Both write anchors and skip deltas, collect what nobody needs, and answer /status, /head, /metrics, /livez and
-/readyz. Exit status after SIGTERM or SIGINT: 0, or 1 when another
-writer had taken over (/readyz says so at once); 2 for settings that cannot be used."""
+/readyz. `erase` deletes all of a view from the store, and tells in /status how far it is. Exit status after SIGTERM or
+SIGINT: 0, or 1 when another writer had taken over (/readyz says so at once); 2 for settings that cannot be used."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
+HEX16 = re.compile(r"[0-9a-f]{32}")
 
 
 def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> ServiceSettings:
     """Settings from flags, then environment, then defaults. Exits with status 2 for what cannot be used."""
     parser = argparse.ArgumentParser(prog="syncline-distributor", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("watch", "publish what a trainer writes"), ("serve", "the trainer publishes itself")):
+    for name, text in (
+        ("watch", "publish what a trainer writes"),
+        ("serve", "the trainer publishes itself"),
+        ("erase", "delete all of a view from the store"),
+    ):
         command = commands.add_parser(name, help=text, description=DESCRIPTION)
-        _add_common(command, environ)
+        _add_place(command, environ)
+        if name == "erase":
+            _flag(command, environ, "lineage", None, "identity of the run whose objects go; syncline log shows it")
+        else:
+            _add_common(command, environ)
         if name == "watch":
             _add_watch(command, environ)
     given = parser.parse_args(arguments)
     try:
-        return _settings(given)
+        return _erase_settings(given) if given.command == "erase" else _settings(given)
     except (ValueError, SynclineError) as error:
         parser.error(str(error))
 
@@ -61,8 +71,7 @@ def _flag(
     parser.add_argument(f"--{name}", default=value, required=value is None, help=shown.replace("%", "%%"))
 
 
-def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    publish, anchors, kept = PublishSettings(), AnchorSettings(), RetentionSettings()
+def _add_place(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     for name, default, text in (
         ("store", None, "store of the run: a folder, file:///folder or s3://bucket/prefix?endpoint=…"),
         ("run", None, "name of the run"),
@@ -70,6 +79,15 @@ def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
         ("state-dir", None, "folder for the base, the anchor and files on their way"),
         ("host", "127.0.0.1", "address to listen on"),
         ("port", "0", "port to listen on; 0 takes a free one and logs it"),
+        ("log-format", "console", "console or json"),
+        ("log-level", "info", f"one of {', '.join(LEVELS)}"),
+    ):
+        _flag(parser, environ, name, default, text)
+
+
+def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    publish, anchors, kept = PublishSettings(), AnchorSettings(), RetentionSettings()
+    for name, default, text in (
         ("workers", "2", "threads that encode and decode"),
         ("codec", AUTO, f"{AUTO}: the cheapest for each tensor; or {', '.join(CODEC_NAMES.values())}"),
         ("link-mbit", f"{LINK_MBIT:g}", "link of most replicas, Mbit/s: where bytes are cheap, quicker codecs win"),
@@ -82,8 +100,6 @@ def _add_common(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
         ("keep-anchors", str(kept.keep_anchors), "newest anchors that always stay"),
         ("keep-versions", str(kept.keep_versions), "newest versions that always stay"),
         ("sweep-seconds", str(kept.sweep_every_s), "time between sweeps"),
-        ("log-format", "console", "console or json"),
-        ("log-level", "info", f"one of {', '.join(LEVELS)}"),
     ):
         _flag(parser, environ, name, default, text)
 
@@ -113,8 +129,7 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
     watching = given.command == "watch"
     if given.retention not in ("on", "off"):
         raise ValueError(f"--retention is on or off, not {given.retention}")
-    if given.log_level not in LEVELS or given.log_format not in ("console", "json"):
-        raise ValueError(f"--log-format is console or json, --log-level one of {', '.join(LEVELS)}")
+    _check_logs(given)
     shard = _at_least(1, given.max_shard_bytes, "--max-shard-bytes")
     choice = codec_choice(given.codec, link_mbit=_seconds(given.link_mbit, "--link-mbit", least=0.001))
     return ServiceSettings(
@@ -150,6 +165,28 @@ def _settings(given: argparse.Namespace) -> ServiceSettings:
         ),
         watch=_watch(given) if watching else WatchSettings(),
     )
+
+
+def _erase_settings(given: argparse.Namespace) -> ServiceSettings:
+    _check_logs(given)
+    if not HEX16.fullmatch(given.lineage):
+        raise ValueError(f"--lineage is the run's identity, 32 hexadecimal digits, not {given.lineage!r}")
+    return ServiceSettings(
+        store=given.store,
+        run=checked_name(given.run, "run"),
+        view=checked_name(given.view, "view"),
+        state_dir=Path(given.state_dir),
+        erases=given.lineage,
+        host=given.host,
+        port=_port(given.port),
+        log_format=given.log_format,
+        log_level=given.log_level,
+    )
+
+
+def _check_logs(given: argparse.Namespace) -> None:
+    if given.log_level not in LEVELS or given.log_format not in ("console", "json"):
+        raise ValueError(f"--log-format is console or json, --log-level one of {', '.join(LEVELS)}")
 
 
 def _watch(given: argparse.Namespace) -> WatchSettings:

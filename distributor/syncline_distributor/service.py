@@ -13,7 +13,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +32,7 @@ from syncline.store.probe import probe
 from syncline.wire.records import VersionManifest
 from syncline_distributor.anchoring import rescue
 from syncline_distributor.bases import DiskBase
+from syncline_distributor.erasing import Eraser, make_erasing_app
 from syncline_distributor.heap import give_back
 from syncline_distributor.keeper import Keeper
 from syncline_distributor.loops import Loop, Tick
@@ -203,15 +204,40 @@ def only_one(state_dir: Path) -> Generator[None]:
 
 async def serve(service: Service) -> int:
     """Run until SIGTERM or SIGINT. 1 when the publisher was fenced, else 0."""
+    bell = HeadBell(asyncio.get_running_loop())
+    service.observer.on_head = bell.ring
+    app = make_app(service.reporter, service.metrics, bell)
+    await _until_ended(app, service.settings, start=service.start, end=service.stop)
+    fenced = service.publisher is not None and service.publisher.fenced is not None
+    return 1 if fenced else 0
+
+
+async def erase(settings: ServiceSettings, store: WeightStore, *, metrics: Metrics) -> int:
+    """Delete all of a view, and answer for it until SIGTERM or SIGINT."""
+    assert settings.erases is not None
+    stop = threading.Event()
+    eraser = Eraser(store, ViewKeys(settings.run, settings.view), settings.erases)
+    loop = Loop("erase", eraser.tick, stop)
+
+    def end() -> None:
+        stop.set()
+        loop.join(GOODBYE_S)
+
+    await _until_ended(make_erasing_app(eraser, loop, metrics), settings, start=loop.start, end=end)
+    return 0
+
+
+async def _until_ended(
+    app: web.Application, settings: ServiceSettings, *, start: Callable[[], None], end: Callable[[], None]
+) -> None:
+    """Listen, start, and end at SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    bell = HeadBell(loop)
-    service.observer.on_head = bell.ring
-    runner = web.AppRunner(make_app(service.reporter, service.metrics, bell), access_log=None)
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, service.settings.host, service.settings.port)
+    site = web.TCPSite(runner, settings.host, settings.port)
     try:
         await site.start()
     except OSError as error:
@@ -219,21 +245,18 @@ async def serve(service: Service) -> int:
         code = error.errno or 0
         why = os.strerror(code) if code > 0 else error.strerror  # a name that is not known is below 0
         raise Rejected(
-            f"cannot listen at {service.settings.host}:{service.settings.port}: {why}; give another --port, or another "
-            "--host"
+            f"cannot listen at {settings.host}:{settings.port}: {why}; give another --port, or another --host"
         ) from None
     host, port = runner.addresses[0][:2]
     log.info(
         "listening",
         address=f"http://{host}:{port}",
-        run=service.settings.run,
-        view=service.settings.view,
+        run=settings.run,
+        view=settings.view,
         phase="start",
     )
-    service.start()
+    start()
     await stop.wait()
-    log.info("stopping", run=service.settings.run, view=service.settings.view, phase="stop")
-    await asyncio.to_thread(service.stop)
+    log.info("stopping", run=settings.run, view=settings.view, phase="stop")
+    await asyncio.to_thread(end)
     await runner.cleanup()
-    fenced = service.publisher is not None and service.publisher.fenced is not None
-    return 1 if fenced else 0

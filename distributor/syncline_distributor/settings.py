@@ -138,6 +138,8 @@ class ServiceSettings:
     view: str = "main"
     source: str | None = None
     """Folder or store url with the trainer's checkpoints; None when the trainer publishes itself."""
+    erases: str | None = None
+    """The lineage whose objects are deleted, all of this view; None where nothing is, as everywhere but in `erase`."""
     host: str = "127.0.0.1"
     port: int = 0
     workers: int = 2

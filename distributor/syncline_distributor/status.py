@@ -8,8 +8,8 @@
      "chain": {"anchor", "skip", "length", "bytes", "full_bytes"} or null      newest anchor and what follows it
      "anchors": [version, …],  "vetoes": {"version": "reason"},
      "writer": {"epoch", "fenced"} or null                                    null when a trainer publishes itself
-     "source": {"phase", "waits_for", "listable", "published", "pending", "waiting", "refused", "refused_as", "error",
-                "error_kind"} or null
+     "source": {"phase", "waits_for", "listable", "published", "published_count", "pending", "waiting", "refused",
+                "refused_as", "newest_refused", "error", "error_kind"} or null
      "retention": {"marked", "deleted", "blocked"} or null                    since the process started
      "store": {"url", "conditional_writes"},
      "consumers": [{"cluster", "namespace", "pool", "nodes", "stale", "proven", "versions": {"version": nodes}, "empty",

@@ -57,6 +57,8 @@ class SourceState:
     An empty one is a trainer that has not written yet, which may itself wait for this service."""
     published: str | None = None
     """Name of the checkpoint that was published last."""
+    published_count: int = 0
+    """How many since the process started."""
     pending: int = 0
     waiting: dict[str, str] = field(default_factory=dict[str, str])
     """Checkpoints that are not complete, and why (at most ten)."""
@@ -65,6 +67,8 @@ class SourceState:
     longer lists."""
     refused_as: dict[str, str] = field(default_factory=dict[str, str])
     """Which error each of them met, by the name of its class."""
+    newest_refused: str | None = None
+    """The one that was given up last, if none was published since."""
     error: str | None = None
     """What the last publish raised, while it is being tried again."""
     error_kind: str | None = None
@@ -200,7 +204,8 @@ class Watch:
         standing = listed - {found.label}
         refused = {name: why for name, why in self.state.refused.items() if name in standing}
         kinds = {name: kind for name, kind in self.state.refused_as.items() if name in standing}
-        self._say(published=found.label, refused=refused, refused_as=kinds)
+        count = self.state.published_count + 1
+        self._say(published=found.label, published_count=count, refused=refused, refused_as=kinds, newest_refused=None)
 
     def _give_up(self, found: Found, error: Exception) -> None:
         """Skip this checkpoint. One that was only not ready comes again when its files change or rest; it is told of
@@ -214,7 +219,7 @@ class Watch:
         others = [name for name in self.state.refused if name != found.label][-9:]
         refused = {name: self.state.refused[name] for name in others} | {found.label: why}
         kinds = {name: self.state.refused_as[name] for name in others} | {found.label: type(error).__name__}
-        self._say(refused=refused, refused_as=kinds)
+        self._say(refused=refused, refused_as=kinds, newest_refused=found.label)
         if isinstance(error, SourceNotReady):
             self._tracker.postpone(found)
         else:

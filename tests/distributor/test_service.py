@@ -356,6 +356,18 @@ def test_serve_looks_after_a_run_that_its_trainer_publishes(
     assert 0 == service.end()
 
 
+def test_erase_deletes_a_run_says_so_and_stays_until_it_is_ended(
+    start: Callable[..., Running], publisher: Any, trainer: Any, tmp_path: Path
+) -> None:
+    shared = open_store(str(tmp_path / "store"))
+    publisher(on=shared).publish(trainer().weights)
+    place = ["--store", str(tmp_path / "store"), "--run", "run", "--state-dir", str(tmp_path / "state")]
+    service = start("erase", *place, "--lineage", ChainReader(shared, "run").run_record().lineage)
+    service.until(lambda: service.get("/status")["erasure"]["done"])
+    assert [] == list(shared.list_after("run/"))
+    assert 0 == service.end()
+
+
 @pytest.mark.parametrize("taken", ["port", "host", "state-dir"])
 def test_a_port_or_a_folder_that_cannot_be_had_is_told_with_its_flag(
     tmp_path: Path, taken: str, capsys: pytest.CaptureFixture[str]

@@ -219,7 +219,11 @@ def test_weights_that_are_not_finite_are_refused_and_training_goes_on(
     good, bad = np.full(4, 0x3F80, np.uint16), np.full(4, 0x7FC0, np.uint16)
     for step, units in ((1, good), (2, bad), (3, good)):
         write(f"checkpoint-{step}", {"w": Bits("BF16", (4,), units)})
-    assert [(1, None), (3, 1)] == watch.tick(5)
+    assert [(1, None)] == watch.tick(1)
+    watch.tick(1)
+    assert "checkpoint-2" == watch.watch.state.newest_refused
+    assert [(1, None), (3, 1)] == watch.tick(3)
+    assert (None, 2) == (watch.watch.state.newest_refused, watch.watch.state.published_count)
     assert "NaN or Inf" in watch.watch.state.refused["checkpoint-2"]
     assert {"checkpoint-2": "NonFiniteWeights"} == watch.watch.state.refused_as
 

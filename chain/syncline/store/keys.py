@@ -55,6 +55,7 @@ class RunKeys:
 
     def __init__(self, run: str) -> None:
         self.run = checked_name(run, "run")
+        self.prefix = f"{run}/"
 
     @property
     def run_json(self) -> str:
