@@ -94,6 +94,16 @@ PLANTED = [
     ("agent/syncline_agent", "kopf", "Nothing but the operator knows Kubernetes"),
     ("operator/syncline_operator", "syncline.store", "The operator never touches weight bytes and holds no store keys"),
     ("operator/syncline_operator/api", "subprocess", "The kinds know no cluster"),
+    (
+        "operator/syncline_operator/work",
+        "kubernetes",
+        "In the operator only kube knows the client, and only the watches know kopf",
+    ),
+    (
+        "operator/syncline_operator/kube",
+        "syncline_operator.work",
+        "In the operator what goes round stands on what talks",
+    ),
 ]
 
 

@@ -209,7 +209,7 @@ def test_a_leader_that_was_frozen_writes_nothing_after_another_began(
     assert written == maps.get("led-copy")
     assert second.leads
 
-    second.process.send_signal(signal.SIGTERM)
+    second.process.kill()
     until(lambda: first.leads, first, second)
     until(lambda: maps.data("led-copy") == {"by": "first", "turn": "2"}, first)
 
