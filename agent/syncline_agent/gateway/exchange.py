@@ -105,7 +105,9 @@ class Exchange(asyncio.Protocol):
             # What is still unsent would keep the connection for as long as the engine does not read it.
             whole = self._complete and not self._transport.get_write_buffer_size()
             self._transport.close() if whole else self._transport.abort()
-        self._parser = None  # it knows this exchange, and this it
+        # A circle each: the parser knows this exchange, and so does the trace of what was lost.
+        self._parser = None
+        self._lost = None
 
     # --- asyncio's side ---------------------------------------------------------------------------------------------
 
