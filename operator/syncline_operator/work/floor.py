@@ -32,6 +32,8 @@ from syncline_operator.work.sweep import Source, Sweep, SweepSettings
 from syncline_operator.work.watching import WatchSettings, watch
 from syncline_operator.work.workers import Reconcile, Workers
 
+STEP_S = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class FloorSettings:
@@ -94,10 +96,29 @@ async def operate(
             queue.add(key)
 
     def take_signals() -> None:
-        # After kopf's own start, which would end only itself at a signal: here reconciles end first, then the Lease, then watches.
+        # Again when kopf has begun, which takes them too: here reconciles end first, then the Lease, then the watches.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
 
+    async def follow() -> None:
+        # kopf looks once which kinds a server has: not before each could be listed, however long that takes.
+        while not all(known.whole for known in seen.values()):
+            if watches_end.is_set():
+                return
+            await asyncio.sleep(STEP_S)
+        await watch(
+            access,
+            sources,
+            tell,
+            namespaces=settings.namespaces,
+            settings=settings.watch,
+            stop=watches_end,
+            started=take_signals,
+            clock=clock,
+            log=log,
+        )
+
+    take_signals()
     async with KubeClient(access, metrics=metrics, clock=clock, timeout_s=settings.request_s) as client:
         election = Election(
             client, settings.lease, identity=identity, clock=clock, randomness=randomness, log=log, changed=lead
@@ -156,20 +177,7 @@ async def operate(
             )
         }
         standing = asyncio.create_task(election.run(), name="election")
-        watching = asyncio.create_task(
-            watch(
-                access,
-                sources,
-                tell,
-                namespaces=settings.namespaces,
-                settings=settings.watch,
-                stop=watches_end,
-                started=take_signals,
-                clock=clock,
-                log=log,
-            ),
-            name="watches",
-        )
+        watching = asyncio.create_task(follow(), name="watches")
         every = {*parts, standing, watching}
         try:
             ended, _ = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)

@@ -95,7 +95,7 @@ class Sweep:
             try:
                 for_all = [
                     await self._client.list(source.resource, namespace=name, labels=source.labels, trim=source.trim)
-                    for name in self._namespaces
+                    for name in (self._namespaces if source.resource.namespaced else ("",))
                 ]
             except SynclineError as error:
                 self._metrics.lists.labels(source.resource.kind, "failed").inc()
@@ -106,7 +106,9 @@ class Sweep:
             self.failed.pop(source.resource, None)
             self._metrics.lists.labels(source.resource.kind, "done").inc()
             gone = [key for document in seen for key in source.leads_to(document)]
-            found.append((source, seen.compare(for_all)))
+            was_whole = seen.whole
+            suspects = seen.compare(for_all)
+            found.append((source, suspects if was_whole else []))  # before the first there was no watch
             for key in {*gone, *(key for document in seen for key in source.leads_to(document))}:
                 self._queue.add(key)
         if any(suspects for _, suspects in found):

@@ -63,7 +63,7 @@ async def watch(
         await asyncio.sleep(0)  # kopf takes the signals in the turn of the loop in which this handler begins
         started()
 
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(registry=registry, backoff=1.0)
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
         return connection(access, renewed_at=clock.now() + settings.token_s)
 
