@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientPayloadError, web
 
+from syncline_agent.gateway.events import MOST_EVENT_BYTES
 from syncline_agent.gateway.routes import Kind
 from syncline_agent.testing.lanes import Lane, open_lane, run
 
@@ -306,6 +307,24 @@ def test_an_event_of_many_lines_or_none_passes_and_so_does_a_comment(tmp_path: P
     got = run(go())
     assert got.startswith(odd)
     assert got.endswith(b"data: [DONE]\n\nrest")
+
+
+def test_a_stream_with_an_event_that_is_too_long_goes_on_byte_for_byte_and_unlabelled(tmp_path: Path) -> None:
+    sent = b"data: 1\n\ndata: " + b"x" * (MOST_EVENT_BYTES + (1 << 20)) + b"\n\ndata: [DONE]\n\n"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(sent)
+        return response
+
+    async def go() -> tuple[bytes, str]:
+        async with open_lane(tmp_path, answer) as lane, lane.http.post("/v1/completions", json=ASK) as got:
+            body = await got.read()
+            return body, await (await lane.http.get("/metrics")).text()
+
+    body, metrics = run(go())
+    assert sent == body
+    assert 'outcome="answered",reason="unlabelled"} 1.0' in metrics
 
 
 def test_vllm_s_own_route_is_labelled_beside_what_it_says_itself(tmp_path: Path) -> None:
