@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,11 @@ import openai
 import pytest
 from aiohttp import web
 
+from syncline.clock import SystemClock
 from syncline.errors import NoReplica
-from syncline.route import FleetSettings, Wish
+from syncline.logs import logger
+from syncline.route import Fleet, FleetSettings, Listed, Wish
+from syncline.route.replica import Member
 from syncline.route.roster import RosterSettings
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 4}
@@ -285,3 +289,38 @@ def test_a_machine_that_fell_silent_is_given_up_and_its_requests_go_elsewhere(op
             await runner.cleanup()
 
     assert "a" == asyncio.run(go())
+
+
+def test_a_replica_that_is_named_no_more_is_asked_while_it_serves_and_then_answers_what_it_has(open_here: Open) -> None:
+    class Named(Listed):
+        gone = False
+
+        async def members(self) -> Sequence[Member]:
+            return [] if self.gone else await super().members()
+
+    async def go() -> None:
+        at_engine, go_on = asyncio.Event(), asyncio.Event()
+
+        async def answer(_: web.Request) -> web.StreamResponse:
+            at_engine.set()
+            await go_on.wait()
+            return web.json_response({"choices": [{"index": 0, "text": "late", "finish_reason": "length"}]})
+
+        async with open_here({"a": 7}, answers={"a": answer}) as here:
+            source = Named([here.lanes["a"].url])
+            fleet = Fleet(source, QUICK, clock=SystemClock(), randomness=random.Random(1), log=logger("route"))
+            async with fleet:
+                source.gone = True
+                asking = asyncio.create_task(fleet.ask("/v1/completions", BODY))
+                await at_engine.wait()
+                here.lanes["a"].agent.lose()  # what it has in flight goes on
+                while fleet.table()[0]["proven"]:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.3)
+                assert not asking.done()
+                go_on.set()
+                assert "late" == text_of(await asking)
+                while fleet.table():
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(go())

@@ -206,10 +206,13 @@ class Fleet:
             if asked.done():
                 return asked.result()
             raise Lost(f"the gateway at {replica.url} fell silent")
+        except asyncio.CancelledError:
+            if asked.done() and not asked.cancelled() and asked.exception() is None:
+                await asked.result().close()  # it came as its caller left
+            raise
         finally:
             lost.cancel()
-            if not asked.done():
-                asked.cancel()
+            asked.cancel()
 
     def _refused(self, replica: Replica, refusal: Refusal, barred: dict[str, Barred]) -> None:
         now = self._clock.monotonic()

@@ -121,8 +121,10 @@ class Roster:
             if member.seen is not None and replica.saw(member.seen):
                 self.tell()
         for url, replica in list(self._replicas.items()):
-            if url not in named and (replica.silent_since is not None or not (replica.seen and replica.seen.ready)):
-                # One that is not named any more and still answers as it should goes on: its agent may have lost the store.
+            serves = replica.silent_since is None and replica.seen is not None and replica.seen.ready
+            if url not in named and not serves and not replica.in_flight:
+                # One that is not named any more and still answers as it should goes on: its agent may have lost the store. One that ends
+                # answers what it has, or is given up once it was silent for long.
                 self._log.info("replica is gone", url=url)
                 del self._replicas[url]
                 self._looking.pop(url).cancel()

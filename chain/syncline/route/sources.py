@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from syncline.clock import Clock
@@ -16,6 +17,9 @@ from syncline.store.base import ObjectInfo, WeightStore
 from syncline.store.keys import RunKeys
 from syncline.wire.limits import RECORD_MAX_BYTES
 from syncline.wire.records import ConsumerRecord, RunRecord, is_gateway_url
+
+MOST_READS = 16
+"""Heartbeats that are read at once."""
 
 
 class Source(Protocol):
@@ -77,14 +81,15 @@ class Heartbeats:
         newest = max((info.modified for info in infos), default=None)
         if newest is not None:
             self._ahead = max(newest - now, newest - now if self._ahead is None else self._ahead)
-        read: dict[str, tuple[str, ConsumerRecord | None]] = {}
+        known, self._read = self._read, {}
+        told = [info for info in infos if info.key not in known or known[info.key][0] != info.etag]
+        with ThreadPoolExecutor(MOST_READS) as readers:
+            new = dict(zip([info.key for info in told], readers.map(self._get, told), strict=True))
         for info in infos:
-            known = self._read.get(info.key)
-            read[info.key] = known if known is not None and known[0] == info.etag else (info.etag, self._get(info))
-        self._read = read
+            self._read[info.key] = (info.etag, new[info.key]) if info.key in new else known[info.key]
         found: list[Member] = []
         for info in infos:
-            record = read[info.key][1]
+            record = self._read[info.key][1]
             if record is not None and record.lineage == lineage and self._wanted(record):
                 found += self._member(record, info.modified - (self._ahead or 0.0), now)
         return found
