@@ -217,7 +217,7 @@ def test_a_template_keeps_what_it_says_and_gets_what_an_engine_needs() -> None:
     variables = {item["name"]: item.get("value", item.get("valueFrom")) for item in engine["env"]}
     assert len(variables) == len(engine["env"])
     assert "/syncline/arm:/app" == variables["PYTHONPATH"]
-    assert {"fieldRef": {"fieldPath": "metadata.name"}} == variables["SYNCLINE_POD"]
+    assert {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}} == variables["SYNCLINE_POD"]
     assert ("/syncline/node/arm.sock", "pool") == (variables["SYNCLINE_ARM_SOCKET"], variables["SYNCLINE_POOL"])
     assert ["syncline-arm", "syncline-start", "syncline-gateway", "warm"] == [
         item["name"] for item in made["spec"]["initContainers"]

@@ -81,8 +81,8 @@ def agent(pool: RolloutPool, settings: PoolSettings) -> Document:
         "command": ["syncline-agent"],
         "args": flags,
         "env": [
-            _field("POD_IP", "status.podIP"),
-            _field("SYNCLINE_NODE", "metadata.name" if sidecar else "spec.nodeName"),
+            field("POD_IP", "status.podIP"),
+            field("SYNCLINE_NODE", "metadata.name" if sidecar else "spec.nodeName"),
             *_store_environment(pool),
         ],
         "ports": [{"name": "syncline-agent", "containerPort": spec.agent.port, "protocol": "TCP"}],
@@ -120,7 +120,7 @@ def gateway(pool: RolloutPool, settings: PoolSettings) -> Document:
             f"--pin-seconds={seconds(spec.gateway.pin):g}",
             *_log_flags(pool),
         ],
-        "env": [_field("POD_IP", "status.podIP")],
+        "env": [field("POD_IP", "status.podIP")],
         "ports": [{"name": "syncline", "containerPort": port, "protocol": "TCP"}],
         "readinessProbe": _probe("/readyz", port, period=2, failures=1),
         "livenessProbe": _probe("/livez", port, period=10, failures=6),
@@ -237,8 +237,9 @@ def _log_flags(pool: RolloutPool) -> list[str]:
     return ["--log-format=json", f"--log-level={pool.spec.agent.log_level.value.lower()}"]
 
 
-def _field(name: str, path: str) -> Document:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+def field(name: str, path: str) -> Document:
+    """A variable with a field of the pod, spelled as a server keeps it, so that it compares as equal."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def _probe(path: str, port: int, *, period: int = 5, failures: int = 3) -> Document:

@@ -35,7 +35,8 @@ def deployment(pool: RolloutPool, template: PodTemplate, settings: PoolSettings)
             "replicas": spec.replicas,
             "selector": {"matchLabels": names.labels(pool, names.ENGINE)},
             "strategy": strategy,
-            "minReadySeconds": spec.min_ready_seconds,
+            # A server keeps no nought here: it would look like a difference.
+            **({"minReadySeconds": spec.min_ready_seconds} if spec.min_ready_seconds else {}),
             "progressDeadlineSeconds": spec.progress_deadline_seconds,
             "revisionHistoryLimit": spec.revision_history_limit,
             "template": pod_template(pool, template, settings),
@@ -101,7 +102,7 @@ def _variables(pool: RolloutPool) -> tuple[list[Document], list[Document]]:
         ours += [
             {"name": "SYNCLINE_ARM_SOCKET", "value": names.ARM_SOCKET},
             {"name": "SYNCLINE_POOL", "value": pool.metadata.name},
-            {"name": "SYNCLINE_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            beside.field("SYNCLINE_POD", "metadata.name"),
             {"name": "SYNCLINE_SWEEP_INTERVAL", "value": f"{seconds(engine.sweep_interval):g}"},
         ]
         usual.append({"name": "SYNCLINE_LOG_FORMAT", "value": "json"})
