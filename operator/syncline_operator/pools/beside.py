@@ -122,7 +122,7 @@ def gateway(pool: RolloutPool, settings: PoolSettings) -> Document:
         ],
         "env": [field("POD_IP", "status.podIP")],
         "ports": [{"name": "syncline", "containerPort": port, "protocol": "TCP"}],
-        "readinessProbe": _probe("/readyz", port, period=2, failures=1),
+        "readinessProbe": _probe("/readyz", port, period=2, failures=2),
         "livenessProbe": _probe("/livez", port, period=10, failures=6),
         "restartPolicy": "Always",
         "volumeMounts": [

@@ -42,6 +42,13 @@ class Told:
     note: str
 
 
+NO_CANARY = Told(
+    EventType.WARNING,
+    "CanaryNotCarriedOut",
+    "this release does not carry out versionPolicy.canary: versions go to all replicas at once; pin a version to hold others",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """All that is to be done about a pool."""
@@ -111,7 +118,13 @@ def _changed(observed: Observed, told: RolloutPoolStatus) -> bool:
 
 
 def _events(observed: Observed, told: RolloutPoolStatus) -> tuple[Told, ...]:
-    """What Ready has become; the other conditions are in the status."""
+    """What Ready has become; the other conditions are in the status. And once a spec, what of it is not carried out."""
+    last = observed.pool.status.observed_generation if observed.pool.status else None
+    asked = observed.pool.spec.version_policy.canary is not None and last != told.observed_generation
+    return (*((NO_CANARY,) if asked else ()), *_of_ready(observed, told))
+
+
+def _of_ready(observed: Observed, told: RolloutPoolStatus) -> tuple[Told, ...]:
     before = _facts_of(observed.pool.status.conditions if observed.pool.status else ()).get(READY)
     now = next(item for item in told.conditions if item.type == READY)
     if before == (now.status, now.reason):

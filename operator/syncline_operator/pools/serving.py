@@ -23,6 +23,8 @@ from syncline_operator.pools.observed import Refusal, RefusalKind, WorkloadFault
 from syncline_operator.pools.replicas import Replica, condition, waiting
 
 EMPTY = Finding("NoReplicas", "the pool has no replicas")
+POD_SECURITY = "violates PodSecurity"
+"""How the API server words it."""
 _WAITING = {
     "CreateContainerConfigError": "ConfigMissing",
     "ImagePullBackOff": "ImageUnavailable",
@@ -47,9 +49,8 @@ def available(facts: Facts) -> Finding:
     least = facts.desired - facts.away_allowed
     if facts.available >= least and (facts.available or not facts.desired):
         return Finding("EnoughReplicas", f"{facts.available} of {facts.desired} replicas are available")
-    failed = condition(facts.deployment, "ReplicaFailure") if facts.deployment else {}
-    if failed.get("status") == "True":
-        return Finding("ChildRefused", str(failed.get("message", "pods are refused")))
+    if (failed := _replica_failure(facts)) is not None:
+        return Finding("ChildRefused", failed)
     return _worst(replica for replica in facts.all if not replica.ready) or Finding(
         "EngineStarting", f"{facts.available} of {facts.desired} replicas are available, {least} must be"
     )
@@ -61,6 +62,9 @@ def agents_ready(facts: Facts) -> Finding:
     children = ((CONFIG_MAPS, names.policy(pool)), (SERVICE_ACCOUNTS, names.agents(pool)))
     if refused := _refused(facts, (*children, (DAEMON_SETS, names.agents(pool))), malformed="ChildRefused"):
         return refused
+    failed = _replica_failure(facts)
+    if pool.shares_nodes and failed is not None and POD_SECURITY in failed:
+        return Finding("PodSecurityRefused", failed)  # engines mount the folder of their node, too
     if facts.empty:
         return EMPTY
     pods = facts.observed.pods_of(names.AGENT) if pool.shares_nodes else [r.document for r in facts.all]
@@ -107,6 +111,12 @@ def progressing(facts: Facts) -> Finding:
     if len(facts.all) != facts.desired:
         return Finding("Scaling", f"{len(facts.all)} pods are there, {facts.desired} are wanted")
     return Finding("Complete", "all replicas are as specified")
+
+
+def _replica_failure(facts: Facts) -> str | None:
+    """Why the API server takes no pod of the Deployment; None where it does."""
+    failed = condition(facts.deployment, "ReplicaFailure") if facts.deployment else {}
+    return str(failed.get("message", "pods are refused")) if failed.get("status") == "True" else None
 
 
 def _refused(facts: Facts, children: Sequence[tuple[Resource, str]], *, malformed: str) -> Finding | None:
