@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from syncline.versions import Policy
 from syncline_agent.__main__ import parse_settings as agent_settings
@@ -23,6 +25,13 @@ from syncline_operator.pools.target import policy_generation, policy_map
 from syncline_operator.testing.control_plane import Cluster
 from syncline_operator.testing.objects import changed, rollout_pool
 
+FOLDER = Path(__file__).resolve().parents[2] / "examples/kubernetes"
+POOLS = [
+    pytest.param(found, id=f"{path.stem}/{found['metadata']['name']}")
+    for path in sorted(FOLDER.glob("*.yaml"))
+    for found in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    if found["kind"] == "RolloutPool"
+]
 SETTINGS = PoolSettings(image="registry.example.com/syncline/agent:1", cluster="eu-1")
 RESTRICTED = {
     "spec": {
@@ -147,6 +156,18 @@ def test_an_api_server_takes_every_object_of_a_pool_without_a_word(
     objects = [whole(resource, document) for resource, document in children(observed_of(pool))]
     pods = [pod(document, f"pod-{at}") for at, document in enumerate(objects) if "template" in document.get("spec", {})]
     assert "" == tried(cluster, [*objects, *pods])
+
+
+@pytest.mark.parametrize("found", POOLS)
+def test_the_pools_of_the_examples_are_made_of_what_an_api_server_takes(
+    found: Document, cluster: Cluster, levels: dict[str, str]
+) -> None:
+    metadata = found["metadata"] | {"namespace": levels["privileged"], "uid": "7a1f", "generation": 1}
+    pool = RolloutPool.read(found | {"metadata": metadata})
+    objects = [whole(resource, document) for resource, document in children(observed_of(pool))]
+    assert "" == tried(cluster, objects)
+    engine = child(pool, DEPLOYMENTS)["spec"]["template"]["spec"]["containers"][0]
+    assert "$(SYNCLINE_CHECKPOINT)" in "".join(engine["args"])
 
 
 def test_pods_with_a_sidecar_are_within_restricted_and_those_with_a_folder_of_the_node_are_refused_even_by_baseline(
