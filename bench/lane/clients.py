@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic, process_time
@@ -62,21 +63,24 @@ def stream(order: Order) -> Got:
     """All tokens of all streams."""
     poll = select.epoll()
     request = ask({"stream": True, "pace": order.pace, "max_tokens": order.tokens})
-    held = [connect(order.port) for _ in range(order.streams)]
-    pieces: dict[int, list[Piece]] = {one.fileno(): [] for one in held}
-    read = {one.fileno(): one.recv for one in held}
+    held: list[socket.socket] = []
+    pieces: dict[int, list[Piece]] = {}
+    read: dict[int, Callable[[int], bytes]] = {}
     began, spent = monotonic(), process_time()
     apart = order.begin_s / order.streams
-    asked = ended = 0
+    ended = 0
     while ended < order.streams:
         now = monotonic()
-        while asked < order.streams and now >= began + asked * apart:
-            poll.register(held[asked].fileno(), select.EPOLLIN)
-            held[asked].send(request)
-            asked += 1
-        events = poll.poll(0.001 if asked < order.streams else PATIENCE_S)
+        while len(held) < order.streams and now >= began + len(held) * apart:
+            one = connect(order.port)
+            held.append(one)
+            pieces[one.fileno()] = []
+            read[one.fileno()] = one.recv
+            poll.register(one.fileno(), select.EPOLLIN)
+            one.send(request)
+        events = poll.poll(0.001 if len(held) < order.streams else PATIENCE_S)
         now = monotonic()
-        if not events and asked == order.streams:
+        if not events and len(held) == order.streams:
             raise SystemExit(f"{order.streams - ended} streams stand still")
         for number, _ in events:
             data = read[number](1 << 18)
