@@ -17,10 +17,11 @@ from syncline.store.s3_location import S3Credentials
 from syncline_agent.nodefiles import disk_full
 from syncline_agent.runs import instead_of
 from syncline_operator.api.pool_conditions import ROLLOUT_POOL
-from syncline_operator.kube.resources import DAEMON_SETS, DEPLOYMENTS
+from syncline_operator.kube.resources import DAEMON_SETS, DEPLOYMENTS, Document
 from syncline_operator.pools import words
 from syncline_operator.pools.deciding import decide
 from syncline_operator.pools.observed import Observed, RefusalKind, WorkloadFault, read_agent
+from syncline_operator.pools.replicas import rfc3339
 from syncline_operator.testing.fleets import (
     NOW,
     SETTINGS,
@@ -39,6 +40,12 @@ from syncline_operator.testing.fleets import (
 )
 from syncline_operator.testing.objects import ABSENT
 from syncline_operator.testing.pools import agent_pod, engine_pod, said
+
+
+def runs_for(seconds: float) -> Document:
+    """The status of a container that runs."""
+    return {"name": "engine", "state": {"running": {"startedAt": rfc3339(NOW - seconds)}}}
+
 
 CASES: Mapping[str, tuple[Change, dict[str, str]]] = {
     "all is well": (
@@ -105,6 +112,14 @@ CASES: Mapping[str, tuple[Change, dict[str, str]]] = {
     "an arm is turned away": (
         lambda seen: heard(seen, 1, engine={"pod": "engine-1", "error": "a second engine is turned away"}),
         {"AgentReady": "ArmRefused"},
+    ),
+    "an arm never came": (
+        lambda seen: heard(looked(seen, 1, containerStatuses=[runs_for(901)]), 1, engine=None),
+        {"AgentReady": "ArmMissing", "Ready": "ArmMissing"},
+    ),
+    "an arm may still come": (
+        lambda seen: heard(looked(seen, 1, containerStatuses=[runs_for(899)]), 1, engine=None),
+        {"AgentReady": "AgentsStarting"},
     ),
     "a disk is full": (lambda seen: heard(seen, 1, error="no room to write x"), {"AgentReady": "NodeDirectoryFull"}),
     "the template is none": (

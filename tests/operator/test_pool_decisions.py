@@ -7,6 +7,7 @@ import dataclasses
 from syncline_operator.api.conditions import Truth
 from syncline_operator.kube.recording import EventType
 from syncline_operator.kube.resources import DAEMON_SETS, Document
+from syncline_operator.pools.asking import agents_to_ask
 from syncline_operator.pools.deciding import Decision, decide
 from syncline_operator.testing.fleets import (
     NOW,
@@ -15,9 +16,10 @@ from syncline_operator.testing.fleets import (
     fleet,
     heard,
     looked,
+    pool_of,
     told,
 )
-from syncline_operator.testing.pools import carried_out
+from syncline_operator.testing.pools import agent_pod, carried_out, engine_pod
 
 
 def test_a_status_counts_versions_lag_and_the_last_sync() -> None:
@@ -146,3 +148,16 @@ def test_a_canary_that_is_asked_for_is_said_to_be_none_once_a_spec() -> None:
     assert [(EventType.WARNING, "CanaryNotCarriedOut")] == [(event.kind, event.reason) for event in first.events][:1]
     again = decide(carried_out(seen, first))
     assert "CanaryNotCarriedOut" not in {event.reason for event in again.events}
+
+
+def test_agents_are_asked_where_they_run_once_they_have_an_address() -> None:
+    pool = pool_of()
+    pods = [
+        engine_pod(pool, 0, podIP="10.0.0.1"),
+        agent_pod(pool, 0, podIP="10.0.0.2"),
+        agent_pod(pool, 1, podIP="fd00::3"),
+        agent_pod(pool, 2),
+    ]
+    shared = {"agent-0": "http://10.0.0.2:9401/status", "agent-1": "http://[fd00::3]:9401/status"}
+    assert shared == agents_to_ask(pool, pods)
+    assert {"engine-0": "http://10.0.0.1:9401/status"} == agents_to_ask(pool_of(agent__mode="Sidecar"), pods)

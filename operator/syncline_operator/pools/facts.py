@@ -27,6 +27,8 @@ class Facts:
     agents: tuple[AgentSaid, ...]
     """Of those that answer, what each says."""
     agents_desired: int
+    target: int | None
+    """What ready replicas should serve."""
     generation: int
     """Of the policy that agents are to follow."""
     deployment: Document | None
@@ -49,13 +51,6 @@ class Facts:
     def head(self) -> int | None:
         return max((said.head for said in self.agents if said.head is not None), default=None)
 
-    @property
-    def target(self) -> int | None:
-        """What ready replicas should serve: an agent that has just heard of a version knows best."""
-        if self.pool.spec.version_policy.version is not None:
-            return self.pool.spec.version_policy.version
-        return max((said.target for said in self.agents if said.target is not None), default=None)
-
 
 def count(observed: Observed) -> Facts:
     """All of it."""
@@ -65,6 +60,7 @@ def count(observed: Observed) -> Facts:
     ready = tuple(replica for replica in found if replica.ready)
     least = pool.spec.min_ready_seconds
     available = sum(replica.ready_since is not None and now - replica.ready_since >= least for replica in ready)
+    agents = _agents(observed, found)
     return Facts(
         observed=observed,
         desired=desired,
@@ -72,8 +68,9 @@ def count(observed: Observed) -> Facts:
         ready=ready,
         available=available,
         away_allowed=share(pool.spec.update_strategy.rolling_update.max_unavailable, desired),
-        agents=_agents(observed, found),
+        agents=agents,
         agents_desired=_agents_desired(observed, found),
+        target=_target(pool, agents),
         generation=policy_generation(policy_map(pool, observed.child(CONFIG_MAPS, names.policy(pool)))),
         deployment=observed.child(DEPLOYMENTS, names.engines(pool)),
         daemon_set=observed.child(DAEMON_SETS, names.agents(pool)),
@@ -91,6 +88,13 @@ def _desired(observed: Observed) -> int:
     if isinstance(observed.workload, dict):
         return int(observed.workload.get("spec", {}).get("replicas", 0))
     return observed.pool.spec.replicas
+
+
+def _target(pool: RolloutPool, agents: tuple[AgentSaid, ...]) -> int | None:
+    """An agent that has just heard of a version knows best."""
+    if pool.spec.version_policy.version is not None:
+        return pool.spec.version_policy.version
+    return max((said.target for said in agents if said.target is not None), default=None)
 
 
 def _agents(observed: Observed, found: tuple[Replica, ...]) -> tuple[AgentSaid, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from syncline_operator.api.conditions import Finding
+from syncline_operator.api.engine import ApplyPath
 from syncline_operator.api.pods import OURS
 from syncline_operator.kube.resources import (
     CONFIG_MAPS,
@@ -20,7 +21,7 @@ from syncline_operator.kube.resources import (
 from syncline_operator.pools import names, words
 from syncline_operator.pools.facts import Facts
 from syncline_operator.pools.observed import Refusal, RefusalKind, WorkloadFault
-from syncline_operator.pools.replicas import Replica, condition, waiting
+from syncline_operator.pools.replicas import Replica, condition, instant, waiting
 
 EMPTY = Finding("NoReplicas", "the pool has no replicas")
 POD_SECURITY = "violates PodSecurity"
@@ -175,11 +176,19 @@ def _without_agent(facts: Facts) -> list[str]:
 
 
 def _lacks_arm(facts: Facts, replica: Replica) -> bool:
-    """Of an adopted workload: nothing in the pod says where an agent is, so its template was not injected."""
-    if facts.pool.spec.workload_ref is None:
-        return False
+    """Nothing in the pod says where an agent is; or the engine has run for long, and its arm never came."""
     spec: Document = replica.document["spec"]
-    return not any(item["name"] == "SYNCLINE_ARM_SOCKET" for made in spec["containers"] for item in made.get("env", ()))
+    containers: list[Document] = spec["containers"]
+    if facts.pool.spec.workload_ref is not None:
+        return not any(item["name"] == "SYNCLINE_ARM_SOCKET" for made in containers for item in made.get("env", ()))
+    if facts.pool.spec.engine.apply_path is not ApplyPath.IN_PLACE or replica.agent is None or replica.armed:
+        return False
+    engine = facts.pool.spec.engine.container or containers[0]["name"]
+    for container in replica.document.get("status", {}).get("containerStatuses", ()):
+        started = instant(container.get("state", {}).get("running", {}).get("startedAt"))
+        if container["name"] == engine and started is not None:
+            return facts.observed.now - started > facts.pool.spec.progress_deadline_seconds
+    return False
 
 
 def _some(found: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from syncline_operator.api.run_status import VersionCount
 from syncline_operator.pools import names, serving, weights
 from syncline_operator.pools.facts import Facts
 from syncline_operator.pools.observed import SyncSaid
-from syncline_operator.pools.replicas import rfc3339
+from syncline_operator.pools.replicas import Replica, rfc3339
 
 MESSAGE = 2048
 VERSIONS = 16
@@ -118,7 +118,7 @@ def _last_sync(facts: Facts) -> LastSync | None:
     (version,) = versions if len(versions) == 1 else (None,)
     if version is None:
         return held
-    syncs = [sync for replica in facts.ready if (sync := _sync_to(facts, replica.name, version))]
+    syncs = [sync for replica in facts.ready if (sync := _sync_to(replica, version))]
     if not syncs:
         return held if held is not None and held.version == version else LastSync(version=version)
     behind = [sync.behind_seconds for sync in syncs if sync.behind_seconds is not None]
@@ -130,9 +130,9 @@ def _last_sync(facts: Facts) -> LastSync | None:
     )
 
 
-def _sync_to(facts: Facts, name: str, version: int) -> SyncSaid | None:
-    found = next(replica for replica in facts.all if replica.name == name).agent
-    return found.last_sync if found and found.last_sync and found.last_sync.version == version else None
+def _sync_to(replica: Replica, version: int) -> SyncSaid | None:
+    found = replica.agent.last_sync if replica.agent else None
+    return found if found is not None and found.version == version else None
 
 
 def _lineage(facts: Facts) -> str | None:
