@@ -109,7 +109,7 @@ def child(pool: RolloutPool, resource: Resource) -> Document:
 
 def container(template: Document, name: str) -> Document:
     spec = template["spec"]
-    (found,) = (item for item in (*spec["containers"], *spec["initContainers"]) if item["name"] == name)
+    (found,) = (item for item in (*spec["containers"], *spec.get("initContainers", ())) if item["name"] == name)
     return found
 
 
@@ -288,3 +288,34 @@ def test_a_template_that_no_pod_can_be_made_of_is_refused_with_its_field(
     wrong = changed(found, template__spec__terminationGracePeriod=3)
     deployment = child(RolloutPool.read(wrong), DEPLOYMENTS)
     assert "terminationGracePeriod" in tried(cluster, [whole(DEPLOYMENTS, deployment)])
+
+
+@pytest.mark.parametrize("mode", ["Node", "Sidecar"])
+def test_what_syncline_adds_makes_a_pod_ready_by_the_proof_of_its_weights_alone(mode: str) -> None:
+    spec = child(pool_of(agent__mode=mode), DEPLOYMENTS)["spec"]["template"]["spec"]
+    probes = [
+        item["readinessProbe"] for item in (*spec["containers"], *spec["initContainers"]) if "readinessProbe" in item
+    ]
+    assert [{"path": "/readyz", "port": 8100}] == [probe["httpGet"] for probe in probes]
+
+
+def test_no_pod_is_made_where_no_gpu_or_no_agent_is_free_for_it() -> None:
+    spec = child(pool_of(), DEPLOYMENTS)["spec"]
+    assert {"maxUnavailable": "25%", "maxSurge": 0} == spec["strategy"]["rollingUpdate"]
+    (apart,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert "kubernetes.io/hostname" == apart["topologyKey"]
+    assert spec["selector"] == apart["labelSelector"]
+    beside = child(pool_of(agent__mode="Sidecar"), DEPLOYMENTS)["spec"]["template"]["spec"]
+    assert "affinity" not in beside
+
+
+def test_pods_that_do_not_serve_hold_up_no_drain_and_an_agent_calls_no_other_nodes_engine() -> None:
+    found = [(resource.kind, document) for resource, document in children(observed_of(pool_of()))]
+    (budget,) = (document["spec"] for kind, document in found if kind == "PodDisruptionBudget")
+    assert ("25%", "AlwaysAllow") == (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"])
+    services = {document["metadata"]["name"]: document["spec"] for kind, document in found if kind == "Service"}
+    assert {"pool", "pool-each", "pool-local"} == services.keys()
+    local = services["pool-local"]
+    assert ("Local", True) == (local["internalTrafficPolicy"], local["publishNotReadyAddresses"])
+    agent = container(child(pool_of(), DAEMON_SETS)["spec"]["template"], "syncline-agent")
+    assert "--engine-url=http://pool-local.rl.svc:8000" in agent["args"]
