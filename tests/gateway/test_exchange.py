@@ -235,7 +235,7 @@ def test_nobody_at_the_engine_s_address_is_told_as_such() -> None:
         server.close()
         await server.wait_closed()
         engine = Engine(GatewaySettings(f"http://127.0.0.1:{port}", Kind.VLLM, Path("none")))
-        with pytest.raises(EngineAway):
+        with pytest.raises(EngineAway, match=rf"127\.0\.0\.1:{port}: .*onnect"):
             async with engine.ask("GET", "/v1/models", ""):
                 pass
         return await engine.answers("/health")

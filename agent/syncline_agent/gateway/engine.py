@@ -69,8 +69,11 @@ class Engine:
                 _, exchange = await loop.create_connection(
                     lambda: Exchange(bodiless=bodiless), *self._address, ssl=self._tls
                 )
+        except TimeoutError as error:
+            waited = f"no connection within {self._connect_seconds:g} s"
+            raise EngineAway(f"the engine does not answer at {self._base}: {waited}") from error
         except OSError as error:
-            raise EngineAway(f"the engine does not answer at {self._base}") from error
+            raise EngineAway(f"the engine does not answer at {self._base}: {error.strerror or error}") from error
         return exchange
 
     def _head(
