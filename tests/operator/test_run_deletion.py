@@ -83,6 +83,12 @@ def test_the_service_is_started_anew_to_erase_the_lineage_that_was_told() -> Non
     assert 12 == look(an_object(), answer=erasing()).status["latestVersion"]["version"]
 
 
+def test_another_training_that_took_the_name_is_never_erased() -> None:
+    taken = look(an_object(deleted=False), answer=answer(lineage="1e" * 16))
+    deleted = {**an_object(), "status": taken.status}
+    assert f"--lineage={LINEAGE}" == command(look(deleted))[-1]
+
+
 def test_what_blocks_it_is_told_with_what_is_left() -> None:
     decision = look(an_object(), answer=erasing(error="the key pair may not delete", kind="StoreDenied"))
     reason, words = deleting(decision)

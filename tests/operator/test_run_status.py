@@ -145,6 +145,9 @@ def test_events_tell_turns_once_and_that_a_name_was_taken() -> None:
     assert [(EventType.WARNING, "DistributorStarting")] == [(each.type, each.reason) for each in silent.notes]
     other = look(known, NOW + 3, answer=answer(lineage="1e" * 16))
     assert ["LineageChanged"] == [each.reason for each in other.notes]
+    taken = after(known, other)
+    assert () == look(taken, NOW + 4, answer=answer(lineage="1e" * 16)).notes
+    assert ANSWER["lineage"] == other.status["lineage"]
 
 
 def test_a_child_of_somebody_else_is_not_deleted() -> None:

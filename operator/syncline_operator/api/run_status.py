@@ -129,8 +129,8 @@ class TrainingRunStatus(Told):
     run_name: Word | None = Field(default=None, description="Name of the run in the store.")
     lineage: Lineage | None = Field(
         default=None,
-        description="The run's identity in the store. It survives this object, and differs where a name was used "
-        "again for another training.",
+        description="The run's identity in the store, as it was first seen: what deletionPolicy Delete deletes. It "
+        "survives this object. Where the name is used again for another training, Publishing says LineageChanged.",
     )
     epoch: Large | None = Field(
         default=None, description="Fencing number of the writer. It grows with every writer that takes the run over."

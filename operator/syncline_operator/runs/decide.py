@@ -123,16 +123,13 @@ def _unwanted(observed: Observed, wanted: Sequence[Child]) -> tuple[ObjectKey, .
 
 
 def _notes(before: TrainingRunStatus, status: TrainingRunStatus) -> tuple[Note, ...]:
-    """What changed that people should read: Ready's turns, another training under the name, a writer that took over."""
+    """What changed that people should read: Ready's turns."""
     notes: list[Note] = []
     old = next((each for each in before.conditions if each.type == READY), None)
     new = next(each for each in status.conditions if each.type == READY)
     if (old.status, old.reason) != (new.status, new.reason) if old is not None else new.status is Truth.TRUE:
         kind = EventType.WARNING if new.status is Truth.FALSE else EventType.NORMAL
         notes.append(Note(kind, new.reason, new.message))
-    if before.lineage is not None and status.lineage != before.lineage:
-        words = f"run {status.run_name} in the store is another training now: lineage {status.lineage}, not {before.lineage}"
-        notes.append(Note(EventType.WARNING, "LineageChanged", words))
     return tuple(notes)
 
 

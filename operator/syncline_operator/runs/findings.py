@@ -53,6 +53,10 @@ def publishing_finding(observed: Observed) -> Finding:
     if answer is None:
         return _silent(observed)
     writer, source = _part(answer, "writer"), _part(answer, "source")
+    known = observed.run.status.lineage if observed.run.status is not None else None
+    if known is not None and (lineage := answer.get("lineage")) not in (None, known):
+        words = f"run {observed.run.run} in the store is another training now: lineage {lineage}, not {known}"
+        return Finding("LineageChanged", words)
     if fenced := writer.get("fenced"):
         return Finding("Fenced", str(fenced))
     for kind, words in _faults(answer):

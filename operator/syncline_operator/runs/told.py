@@ -35,7 +35,8 @@ def told(answer: Mapping[str, Any], run: str, before: TrainingRunStatus) -> Trai
     chain = answer.get("chain")
     return TrainingRunStatus(
         run_name=run,
-        lineage=answer.get("lineage") or before.lineage,
+        # The first that was seen: deletion names it, and must never name another training's.
+        lineage=before.lineage or answer.get("lineage"),
         epoch=(writer or {}).get("epoch") or (head or {}).get("epoch") or before.epoch,
         latest_version=_latest(head) if head else before.latest_version,
         latest_anchor_version=max(anchors, default=None),
