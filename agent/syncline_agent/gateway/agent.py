@@ -65,7 +65,7 @@ class Entries:
 
 
 class Agent:
-    """Asks over the node's `gateway.sock`. AgentSilent from every call that finds nobody there."""
+    """Asks over the node's `gateway.sock`. AgentSilent from every call that finds nobody there; clients hear it, so it names no folder."""
 
     def __init__(self, socket: Path) -> None:
         """Within a running loop; `close` in the end."""
@@ -120,11 +120,11 @@ class Agent:
                 if answer.status == refused:
                     return None
                 if answer.status not in (200, 201, 204):
-                    raise AgentSilent(f"the agent at {self._socket} answered {method} {path} with {answer.status}")
+                    raise AgentSilent(f"the agent at {self._socket.name} answered {method} {path} with {answer.status}")
                 return await answer.json() if answer.status != 204 else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise AgentSilent(
-                f"no agent answers at {self._socket} ({type(error).__name__}); start syncline-agent, or give its --node-dir"
+                f"no agent answers at {self._socket.name} ({type(error).__name__}); start syncline-agent, or give its --node-dir"
             ) from error
 
 

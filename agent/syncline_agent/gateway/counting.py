@@ -30,6 +30,7 @@ class Tally:
         self._uncounted: set[int] = set()
         self._finished: set[int] = set()
         self._stamps: Sequence[TokenSpan] | None = None
+        self._hidden = False
 
     @property
     def stamps(self) -> Sequence[TokenSpan] | None:
@@ -38,10 +39,14 @@ class Tally:
 
     @property
     def counts(self) -> Sequence[int | None] | None:
-        """By the choice's number; None where the number of choices is not what was expected."""
-        if self._expected is None or set(range(self._expected)) != self._finished:
+        """By the choice's number; None where the number of choices is not what was expected, or some may have tokens unseen."""
+        if self._hidden or self._expected is None or set(range(self._expected)) != self._finished:
             return None
         return [None if at in self._uncounted else self._tokens.get(at, 0) for at in range(self._expected)]
+
+    def hide(self) -> None:
+        """Something came that may hold tokens of any choice, and cannot be read."""
+        self._hidden = True
 
     def event(self, told: Mapping[str, Any]) -> bool:
         """Take one event of a stream; whether it ends the last choice."""

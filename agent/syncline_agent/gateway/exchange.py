@@ -71,7 +71,7 @@ class Exchange(asyncio.Protocol):
         self._sending = self._loop.create_task(self._send(body, chunked=chunked))
 
     async def head(self) -> None:
-        """Return when the answer's head has come. EngineLost."""
+        """Return when the answer's head has come. EngineLost, and TimeoutError of a body that stood still, as from whatever waits here."""
         while not self._headed:
             await self._wait()
 
@@ -206,6 +206,8 @@ class Exchange(asyncio.Protocol):
                     await self._writable
             if chunked and self._transport is not None and not self._transport.is_closing():
                 self._transport.write(b"0\r\n\r\n")
+        except TimeoutError as error:
+            self._lose(error)
         except Exception as error:  # whatever keeps a client's body from coming ends the request
             self._lose(EngineLost(f"the request's body did not come whole ({type(error).__name__})"))
 

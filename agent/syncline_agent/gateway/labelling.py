@@ -90,9 +90,11 @@ class Labelling:
         query = request.rel_url.raw_query_string
         async with self._engine.ask(request.method, route.path, query, body=body, headers=headers) as answer:
             kind = answer.content_type
-            if answer.status == 200 and kind == "text/event-stream":
+            plain = answer.headers.get("Content-Encoding", "identity").lower() == "identity"
+            if answer.status == 200 and kind == "text/event-stream" and plain:
                 return await self._stream(request, asked, passed, answer)
-            if answer.status == 200 and kind == "application/json":
+            # Who names versions gets nothing before it is known which it is of.
+            if answer.status == 200 and (kind == "application/json" or asked.wanted.binds_tokens):
                 return await self._whole(request, asked, passed, answer)
             response = await pass_down(request, answer, self._settings)
             self._count("answered" if answer.status < 400 else "failed", f"engine_{answer.status // 100}xx")
@@ -123,6 +125,12 @@ class Labelling:
             parts.append(piece)
             size += len(piece)
             if size > self._settings.most_answer_bytes:
+                if asked.wanted.binds_tokens:
+                    self._count("refused", Code.CROSSED)
+                    most = self._settings.most_answer_bytes
+                    return refusals.crossed_answer(
+                        self._say(unknown(f"it has more than the {most} bytes that are read here"), asked)
+                    )
                 response = await pass_down(request, answer, self._settings, begun=b"".join(parts))
                 self._count("answered", "unlabelled")
                 return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -17,7 +18,7 @@ async def pass_on(
     request: web.BaseRequest, route: Route, engine: Engine, settings: GatewaySettings
 ) -> web.StreamResponse:
     """A whole request, streamed both ways."""
-    body = _body(request) if request.can_read_body else None
+    body = _body(request, settings.body_seconds) if request.can_read_body else None
     query = request.rel_url.raw_query_string
     async with engine.ask(request.method, route.path, query, body=body, headers=headers_up(request)) as answer:
         return await pass_down(request, answer, settings)
@@ -45,13 +46,18 @@ async def pass_down(
             while not answer.over:
                 await answer.pour(take)
                 await down.flush()
-        except EngineLost:
+        except (EngineLost, TimeoutError):
             down.cut()
             raise
         await down.end()
         return response
 
 
-async def _body(request: web.BaseRequest) -> AsyncIterator[bytes]:
-    async for piece in request.content.iter_any():
+async def _body(request: web.BaseRequest, seconds: float) -> AsyncIterator[bytes]:
+    """TimeoutError when it stands still."""
+    while True:
+        async with asyncio.timeout(seconds):
+            piece = await request.content.readany()
+        if not piece:
+            return
         yield piece

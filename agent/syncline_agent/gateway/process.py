@@ -98,6 +98,11 @@ async def serve(
         gc.collect()
         gc.freeze()  # what stands by now is never looked at again
         gc.set_threshold(*COLLECT_AT)
-        log.info("gateway listening", address="{}:{}".format(*address), engine=settings.engine_url)
+        log.info(
+            "gateway listening",
+            address="{}:{}".format(*address),
+            engine=settings.engine_url,
+            socket=str(settings.socket),
+        )
         await stop.wait()
         log.info("stopping")

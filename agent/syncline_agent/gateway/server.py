@@ -84,6 +84,9 @@ class GatewayServer:
         except EngineLost as error:
             self._count("failed", Code.ENGINE_LOST)
             return refusals.unavailable(Code.ENGINE_LOST, str(error))
+        except TimeoutError:
+            self._count("refused", Code.SLOW_BODY)
+            return refusals.error(Code.SLOW_BODY, "the body did not come")
         except ClientGone:
             self._count("left", "")
             raise web.HTTPRequestTimeout from None

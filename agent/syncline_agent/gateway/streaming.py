@@ -17,7 +17,7 @@ from syncline_agent.gateway.asking import Asked
 from syncline_agent.gateway.counting import Tally, without_ids
 from syncline_agent.gateway.events import Events, TooLong, make_event, payload, with_payload
 from syncline_agent.gateway.exchange import EngineLost, Exchange
-from syncline_agent.gateway.labels import Label
+from syncline_agent.gateway.labels import Label, unknown
 from syncline_agent.gateway.refusals import Code
 from syncline_agent.gateway.relay import Down
 from syncline_agent.gateway.wanted import FIELD
@@ -61,13 +61,24 @@ class LabelledStream:
             while not answer.over:
                 await answer.pour(take)
                 await self._wait(down)
+            if self._labels_still and self._events.rest:
+                # What follows must not be taken for more of an event whose blank line never came.
+                self._events.feed(b"\n\n")
+                await self._wait(down)
             down.keep(self._events.rest)
-            if not self._over and not self._failed and not self._whole:
+            if self._labels_still:
                 await self._trail(down)
+            elif self._whole and not self._over and self._asked.wanted.binds_tokens:
+                down.keep(b"\n\n")
+                self._refuse(unknown("it has an event that is too long to be read"), down)
         except EngineLost as error:
             self.outcome = "failed", Code.ENGINE_LOST
             down.keep(refusals.event_of(refusals.make_error(str(error), kind="unavailable", code=Code.ENGINE_LOST)))
         await down.end()
+
+    @property
+    def _labels_still(self) -> bool:
+        return not self._over and not self._failed and not self._whole
 
     def _go_on(self, down: Down) -> bool:
         """All that came, as far as nothing must be waited for: within the call that brought it."""
@@ -100,6 +111,8 @@ class LabelledStream:
         if told is None:
             if data == b"[DONE]" and not self._over and not self._failed:
                 return False
+            if data != b"[DONE]" and b"data:" in event:
+                self._tally.hide()
             down.keep(event)
             return True
         self._newest = data
